@@ -1,0 +1,18 @@
+//! What every service of ron shares, written once: supervision, shutdown, bounded channels, the bus,
+//! configuration, readiness, metrics, the accept loop, admission parts and TLS.
+//!
+//! Start from [`kernel::Kernel`] and [`kernel::Service`]; then read [`task`], [`channel`], [`http`]. The kernel
+//! knows no service: it never names a route, a pack, a peer or an entry.
+
+pub mod bus;
+pub mod channel;
+pub mod health;
+pub mod inventory;
+pub mod kernel;
+pub mod lock;
+pub mod metrics;
+pub mod random;
+pub mod shutdown;
+pub mod sync;
+pub mod task;
+pub mod units;

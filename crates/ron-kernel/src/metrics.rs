@@ -1,0 +1,336 @@
+//! Counters, gauges and histograms in the Prometheus text format.
+//!
+//! A handle is fetched once and then costs one atomic. Looking a series up, or scraping, reads a snapshot and
+//! takes no lock that an increment takes; only the first sight of a label set does. Gauges are computed when
+//! scraped. Every family is bounded: past its cap new label sets share the series `other`.
+
+use arc_swap::ArcSwap;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::{self, Write as _};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Label sets a family may hold; the next one is counted as `other`.
+const SERIES_MAX: usize = 2000;
+
+/// Upper bounds of latency buckets, in seconds: 250 us to 30 s.
+const BUCKETS: [f64; 14] = [0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+
+#[derive(Clone, Debug, Default)]
+pub struct Counter(Arc<AtomicU64>);
+
+impl Counter {
+    pub fn inc(&self) {
+        self.add(1);
+    }
+
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub fn value(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A value that goes up and down, kept by whoever changes it.
+#[derive(Clone, Debug, Default)]
+pub struct Gauge(Arc<AtomicI64>);
+
+impl Gauge {
+    pub fn set(&self, value: i64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    pub fn add(&self, n: i64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub fn value(&self) -> i64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Histogram(Arc<Buckets>);
+
+#[derive(Debug, Default)]
+struct Buckets {
+    counts: [AtomicU64; BUCKETS.len() + 1],
+    sum_micros: AtomicU64,
+}
+
+impl Histogram {
+    pub fn observe(&self, elapsed: Duration) {
+        let seconds = elapsed.as_secs_f64();
+        let bucket = BUCKETS.iter().position(|bound| seconds <= *bound).unwrap_or(BUCKETS.len());
+        self.0.counts[bucket].fetch_add(1, Ordering::Relaxed);
+        let micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+        self.0.sum_micros.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    pub fn count(&self) -> u64 {
+        self.0.counts.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// A kind of series that a family can hold.
+pub trait Series: Clone + Default + Send + Sync + 'static {
+    const KIND: &'static str;
+    fn write(&self, out: &mut String, name: &str, labels: &str);
+}
+
+impl Series for Counter {
+    const KIND: &'static str = "counter";
+    fn write(&self, out: &mut String, name: &str, labels: &str) {
+        line(out, name, labels, self.value());
+    }
+}
+
+impl Series for Gauge {
+    const KIND: &'static str = "gauge";
+    fn write(&self, out: &mut String, name: &str, labels: &str) {
+        line(out, name, labels, self.value());
+    }
+}
+
+impl Series for Histogram {
+    const KIND: &'static str = "histogram";
+    fn write(&self, out: &mut String, name: &str, labels: &str) {
+        let comma = if labels.is_empty() { "" } else { "," };
+        let mut total = 0;
+        for (index, count) in self.0.counts.iter().enumerate() {
+            total += count.load(Ordering::Relaxed);
+            let le = BUCKETS.get(index).map_or("+Inf".to_owned(), f64::to_string);
+            line(out, &format!("{name}_bucket"), &format!("{labels}{comma}le=\"{le}\""), total);
+        }
+        let sum = self.0.sum_micros.load(Ordering::Relaxed);
+        line(out, &format!("{name}_sum"), labels, format_args!("{}.{:06}", sum / 1_000_000, sum % 1_000_000));
+        line(out, &format!("{name}_count"), labels, total);
+    }
+}
+
+fn line(out: &mut String, name: &str, labels: &str, value: impl fmt::Display) {
+    let _ = if labels.is_empty() { writeln!(out, "{name} {value}") } else { writeln!(out, "{name}{{{labels}}} {value}") };
+}
+
+/// All series of one name. `N` is the number of labels.
+pub struct Family<S, const N: usize> {
+    name: &'static str,
+    help: &'static str,
+    labels: [&'static str; N],
+    series: ArcSwap<HashMap<[Box<str>; N], S>>,
+    /// Held while a new label set is added, never by a look-up, an increment or a scrape.
+    growing: Mutex<()>,
+}
+
+impl<S: Series, const N: usize> Family<S, N> {
+    /// The series of these label values, made at first sight.
+    pub fn with(&self, values: [&str; N]) -> S {
+        let key = values.map(Box::<str>::from);
+        if let Some(series) = self.series.load().get(&key) {
+            return series.clone();
+        }
+        let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = self.series.load_full();
+        let key = if current.len() >= SERIES_MAX { [const { "other" }; N].map(Box::<str>::from) } else { key };
+        if let Some(series) = current.get(&key) {
+            return series.clone();
+        }
+        let mut grown = HashMap::clone(&current);
+        let series = S::default();
+        grown.insert(key, series.clone());
+        self.series.store(Arc::new(grown));
+        series
+    }
+}
+
+trait Collect: Send + Sync {
+    fn collect(&self, out: &mut String);
+}
+
+impl<S: Series, const N: usize> Collect for Family<S, N> {
+    fn collect(&self, out: &mut String) {
+        header(out, self.name, self.help, S::KIND);
+        let series = self.series.load();
+        let mut rows: Vec<_> = series.iter().collect();
+        rows.sort_by(|a, b| a.0.cmp(b.0));
+        for (values, series) in rows {
+            let pairs: Vec<_> = self.labels.iter().copied().zip(values.iter().map(|v| &**v)).collect();
+            series.write(out, self.name, &render_labels(&pairs));
+        }
+    }
+}
+
+fn header(out: &mut String, name: &str, help: &str, kind: &str) {
+    let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+}
+
+fn render_labels(pairs: &[(&str, &str)]) -> String {
+    let mut out = String::new();
+    for (name, value) in pairs {
+        let comma = if out.is_empty() { "" } else { "," };
+        let _ = write!(out, "{comma}{name}=\"");
+        for c in value.chars() {
+            match c {
+                '\\' => out.push_str("\\\\"),
+                '"' => out.push_str("\\\""),
+                '\n' => out.push_str("\\n"),
+                c => out.push(c),
+            }
+        }
+        out.push('"');
+    }
+    out
+}
+
+/// The rows of a family that is computed when scraped.
+#[derive(Debug)]
+pub struct Rows<'a> {
+    name: &'a str,
+    out: &'a mut String,
+}
+
+impl Rows<'_> {
+    pub fn row(&mut self, labels: &[(&str, &str)], value: impl fmt::Display) {
+        line(self.out, self.name, &render_labels(labels), value);
+    }
+}
+
+type RowsFn = Box<dyn Fn(&mut Rows<'_>) + Send + Sync>;
+
+struct Computed {
+    name: &'static str,
+    help: &'static str,
+    kind: &'static str,
+    rows: Vec<RowsFn>,
+}
+
+/// Everything that `/metrics` shows.
+#[derive(Clone, Default)]
+pub struct Metrics {
+    families: Arc<Mutex<BTreeMap<&'static str, Arc<dyn Any>>>>,
+    computed: Arc<Mutex<BTreeMap<&'static str, Computed>>>,
+}
+
+/// A stored family, both as what it is (to be handed out again) and as what can be scraped.
+trait Any: Collect {
+    fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync>;
+}
+
+impl<S: Series, const N: usize> Any for Family<S, N> {
+    fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync> {
+        self
+    }
+}
+
+impl Metrics {
+    /// The family of this name, the same for everyone who asks with the same labels.
+    pub fn family<S: Series, const N: usize>(
+        &self,
+        name: &'static str,
+        help: &'static str,
+        labels: [&'static str; N],
+    ) -> Arc<Family<S, N>> {
+        let mut families = self.families.lock().unwrap_or_else(PoisonError::into_inner);
+        let stored = families.entry(name).or_insert_with(|| {
+            let series = ArcSwap::from_pointee(HashMap::new());
+            Arc::new(Family::<S, N> { name, help, labels, series, growing: Mutex::new(()) })
+        });
+        stored.clone().as_any().downcast().expect("one metric name has one kind and one set of labels")
+    }
+
+    /// Adds rows to a family that is computed when scraped; several owners may add to one name.
+    pub fn computed(
+        &self,
+        name: &'static str,
+        help: &'static str,
+        kind: &'static str,
+        rows: impl Fn(&mut Rows<'_>) + Send + Sync + 'static,
+    ) {
+        let mut computed = self.computed.lock().unwrap_or_else(PoisonError::into_inner);
+        let family = computed.entry(name).or_insert_with(|| Computed { name, help, kind, rows: Vec::new() });
+        family.rows.push(Box::new(rows));
+    }
+
+    /// The whole page in the Prometheus text format.
+    pub fn scrape(&self) -> String {
+        let mut out = String::with_capacity(16 << 10);
+        let families: Vec<_> = {
+            let families = self.families.lock().unwrap_or_else(PoisonError::into_inner);
+            families.values().cloned().collect()
+        };
+        for family in families {
+            family.collect(&mut out);
+        }
+        let computed = self.computed.lock().unwrap_or_else(PoisonError::into_inner);
+        for family in computed.values() {
+            header(&mut out, family.name, family.help, family.kind);
+            for rows in &family.rows {
+                rows(&mut Rows { name: family.name, out: &mut out });
+            }
+        }
+        out
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+impl<S, const N: usize> fmt::Debug for Family<S, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Family({})", self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_series_is_shared_and_rendered_with_escaped_labels() {
+        let metrics = Metrics::default();
+        let family = metrics.family::<Counter, 1>("hits_total", "Hits.", ["who"]);
+        family.with(["a\"b"]).inc();
+        metrics.family::<Counter, 1>("hits_total", "Hits.", ["who"]).with(["a\"b"]).add(2);
+        assert!(metrics.scrape().contains("hits_total{who=\"a\\\"b\"} 3\n"), "{}", metrics.scrape());
+    }
+
+    #[test]
+    fn label_sets_past_the_cap_are_counted_as_other() {
+        let metrics = Metrics::default();
+        let family = metrics.family::<Counter, 1>("many_total", "Many.", ["n"]);
+        for n in 0..SERIES_MAX + 50 {
+            family.with([&n.to_string()]).inc();
+        }
+        assert_eq!(family.with(["other"]).value(), 50);
+        assert!(family.series.load().len() <= SERIES_MAX + 1);
+    }
+
+    #[test]
+    fn a_histogram_counts_cumulatively() {
+        let metrics = Metrics::default();
+        let latency = metrics.family::<Histogram, 0>("latency_seconds", "Latency.", []).with([]);
+        latency.observe(Duration::from_millis(3));
+        latency.observe(Duration::from_secs(60));
+        let page = metrics.scrape();
+        assert!(page.contains("latency_seconds_bucket{le=\"0.0025\"} 0\n"), "{page}");
+        assert!(page.contains("latency_seconds_bucket{le=\"0.005\"} 1\n"), "{page}");
+        assert!(page.contains("latency_seconds_bucket{le=\"+Inf\"} 2\n"), "{page}");
+        assert!(page.contains("latency_seconds_sum 60.003000\n"), "{page}");
+    }
+
+    #[test]
+    fn computed_rows_are_read_when_scraped() {
+        let metrics = Metrics::default();
+        let depth = Gauge::default();
+        let seen = depth.clone();
+        metrics.computed("depth", "Depth.", "gauge", move |rows| rows.row(&[("q", "a")], seen.value()));
+        depth.set(7);
+        assert!(metrics.scrape().contains("depth{q=\"a\"} 7\n"));
+    }
+}

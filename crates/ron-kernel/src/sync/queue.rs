@@ -1,0 +1,338 @@
+//! A queue bounded in items and in bytes, with a stated answer to "full".
+//!
+//! Producers never wait: they push or are told. Consumers wait for an item or for the close. Depth is an
+//! atomic beside the lock, so a gauge can be read without touching what the hot path takes.
+
+use super::platform::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// What a queue may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub items: usize,
+    pub bytes: usize,
+}
+
+impl Limits {
+    /// Bounded by count only.
+    pub fn items(items: usize) -> Limits {
+        Limits { items, bytes: usize::MAX }
+    }
+}
+
+/// What happens to a push that finds the queue full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overflow {
+    /// The newcomer is handed back.
+    RejectNew,
+    /// The oldest items make room and are handed to the producer, which owes them an answer.
+    DropOldest,
+    /// The newest queued item is replaced by the newcomer: only the latest matters.
+    Collapse,
+}
+
+/// The queue is full. The item was not taken.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Busy<T>(pub T);
+
+/// Why a push was not taken.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PushError<T> {
+    Busy(Busy<T>),
+    Closed(T),
+}
+
+impl<T> PushError<T> {
+    pub fn into_item(self) -> T {
+        match self {
+            PushError::Busy(Busy(item)) | PushError::Closed(item) => item,
+        }
+    }
+}
+
+/// The queue itself; share it by `Arc`. Any number of producers and consumers.
+#[derive(Debug)]
+pub struct Queue<T> {
+    state: Mutex<State<T>>,
+    depth: AtomicUsize,
+    bytes: AtomicUsize,
+    dropped: AtomicU64,
+    limits: Limits,
+    overflow: Overflow,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    items: VecDeque<(T, usize)>,
+    bytes: usize,
+    closed: bool,
+    /// Consumers asleep, in the order they came.
+    waiting: VecDeque<(u64, Waker)>,
+    next_waiter: u64,
+}
+
+impl<T> Queue<T> {
+    pub fn new(limits: Limits, overflow: Overflow) -> Arc<Queue<T>> {
+        Arc::new(Queue {
+            state: Mutex::new(State {
+                items: VecDeque::new(),
+                bytes: 0,
+                closed: false,
+                waiting: VecDeque::new(),
+                next_waiter: 0,
+            }),
+            depth: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            dropped: AtomicU64::new(0),
+            limits,
+            overflow,
+        })
+    }
+
+    /// Pushes an item that weighs `bytes`. On success returns the items that had to make room, oldest first.
+    pub fn push(&self, item: T, bytes: usize) -> Result<Vec<T>, PushError<T>> {
+        let mut displaced = Vec::new();
+        let wake = {
+            let mut state = self.lock();
+            if state.closed {
+                return Err(PushError::Closed(item));
+            }
+            if !state.fits(self.limits, bytes) && !self.make_room(&mut state, bytes, &mut displaced) {
+                self.dropped.fetch_add(1, Ordering::Relaxed);
+                return Err(PushError::Busy(Busy(item)));
+            }
+            state.items.push_back((item, bytes));
+            state.bytes += bytes;
+            self.publish(&state);
+            state.waiting.pop_front()
+        };
+        self.dropped.fetch_add(displaced.len() as u64, Ordering::Relaxed);
+        if let Some((_, waker)) = wake {
+            waker.wake();
+        }
+        Ok(displaced)
+    }
+
+    /// Applies the overflow policy; false when the newcomer has to go.
+    fn make_room(&self, state: &mut State<T>, bytes: usize, displaced: &mut Vec<T>) -> bool {
+        if bytes > self.limits.bytes || self.limits.items == 0 {
+            return false;
+        }
+        while !state.fits(self.limits, bytes) {
+            let victim = match self.overflow {
+                Overflow::RejectNew => return false,
+                Overflow::DropOldest => state.items.pop_front(),
+                Overflow::Collapse => state.items.pop_back(),
+            };
+            let Some((old, weight)) = victim else { return false };
+            state.bytes -= weight;
+            displaced.push(old);
+        }
+        true
+    }
+
+    /// Takes the oldest item if there is one.
+    pub fn try_pop(&self) -> Option<T> {
+        let mut state = self.lock();
+        let (item, bytes) = state.items.pop_front()?;
+        state.bytes -= bytes;
+        self.publish(&state);
+        Some(item)
+    }
+
+    /// Waits for an item; `None` once the queue is closed and empty. Cancel-safe: a dropped wait takes nothing.
+    pub fn pop(&self) -> Pop<'_, T> {
+        Pop { queue: self, waiter: None }
+    }
+
+    /// No further push succeeds; what is queued can still be taken.
+    pub fn close(&self) {
+        let waiting = {
+            let mut state = self.lock();
+            state.closed = true;
+            std::mem::take(&mut state.waiting)
+        };
+        for (_, waker) in waiting {
+            waker.wake();
+        }
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    pub fn depth(&self) -> usize {
+        self.depth.load(Ordering::Relaxed)
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Items refused or displaced since the start.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn publish(&self, state: &State<T>) {
+        self.depth.store(state.items.len(), Ordering::Relaxed);
+        self.bytes.store(state.bytes, Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        // A panic while the lock is held can only come from an allocation failure; the state stays whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> State<T> {
+    fn fits(&self, limits: Limits, bytes: usize) -> bool {
+        self.items.len() < limits.items && self.bytes.saturating_add(bytes) <= limits.bytes
+    }
+}
+
+/// A consumer's wait, made by [`Queue::pop`].
+#[derive(Debug)]
+pub struct Pop<'a, T> {
+    queue: &'a Queue<T>,
+    /// Our place among the waiting, once we had to sleep.
+    waiter: Option<u64>,
+}
+
+impl<T> Future for Pop<'_, T> {
+    type Output = Option<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
+        let queue = self.queue;
+        let mut state = queue.lock();
+        if let Some((item, bytes)) = state.items.pop_front() {
+            state.bytes -= bytes;
+            queue.publish(&state);
+            if let Some(id) = self.waiter.take() {
+                state.waiting.retain(|(other, _)| *other != id);
+            }
+            return Poll::Ready(Some(item));
+        }
+        if state.closed {
+            self.waiter = None;
+            return Poll::Ready(None);
+        }
+        let asleep = self.waiter.and_then(|id| state.waiting.iter_mut().find(|(other, _)| *other == id));
+        if let Some((_, waker)) = asleep {
+            waker.clone_from(cx.waker());
+        } else {
+            let id = state.next_waiter;
+            state.next_waiter += 1;
+            state.waiting.push_back((id, cx.waker().clone()));
+            drop(state);
+            self.waiter = Some(id);
+        }
+        Poll::Pending
+    }
+}
+
+impl<T> Drop for Pop<'_, T> {
+    fn drop(&mut self) {
+        let Some(id) = self.waiter else { return };
+        let pass_on = {
+            let mut state = self.queue.lock();
+            let before = state.waiting.len();
+            state.waiting.retain(|(other, _)| *other != id);
+            // Woken but never polled again: the item that woke us belongs to the next in line.
+            if state.waiting.len() == before && !state.items.is_empty() { state.waiting.pop_front() } else { None }
+        };
+        if let Some((_, waker)) = pass_on {
+            waker.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_full_queue_hands_the_newcomer_back() {
+        let queue = Queue::new(Limits::items(2), Overflow::RejectNew);
+        queue.push(1, 0).unwrap();
+        queue.push(2, 0).unwrap();
+        assert_eq!(queue.push(3, 0), Err(PushError::Busy(Busy(3))));
+        assert_eq!((queue.depth(), queue.dropped()), (2, 1));
+        assert_eq!(queue.try_pop(), Some(1));
+    }
+
+    #[test]
+    fn bytes_bound_a_queue_that_has_room_for_items() {
+        let queue = Queue::new(Limits { items: 10, bytes: 100 }, Overflow::RejectNew);
+        queue.push("a", 60).unwrap();
+        assert!(queue.push("b", 60).is_err());
+        queue.push("c", 40).unwrap();
+        assert_eq!(queue.bytes(), 100);
+    }
+
+    #[test]
+    fn drop_oldest_returns_every_item_it_displaced() {
+        let queue = Queue::new(Limits { items: 10, bytes: 100 }, Overflow::DropOldest);
+        for item in 0..4 {
+            queue.push(item, 25).unwrap();
+        }
+        assert_eq!(queue.push(9, 60), Ok(vec![0, 1, 2]));
+        assert_eq!(queue.push(10, 101), Err(PushError::Busy(Busy(10))), "larger than the whole queue");
+        assert_eq!((queue.try_pop(), queue.try_pop(), queue.dropped()), (Some(3), Some(9), 4));
+    }
+
+    #[test]
+    fn collapse_keeps_the_latest() {
+        let queue = Queue::new(Limits::items(2), Overflow::Collapse);
+        for item in 0..5 {
+            queue.push(item, 0).unwrap();
+        }
+        assert_eq!((queue.try_pop(), queue.try_pop(), queue.try_pop()), (Some(0), Some(4), None));
+    }
+
+    #[tokio::test]
+    async fn a_closed_queue_gives_what_it_holds_and_then_ends() {
+        let queue = Queue::new(Limits::items(2), Overflow::RejectNew);
+        queue.push(7, 0).unwrap();
+        queue.close();
+        assert_eq!(queue.push(8, 0), Err(PushError::Closed(8)));
+        assert_eq!(queue.pop().await, Some(7));
+        assert_eq!(queue.pop().await, None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_sequence_of_pushes_and_pops_passes_a_bound_or_loses_an_item(
+            steps in proptest::collection::vec((any::<bool>(), 0usize..40), 1..200),
+            overflow in prop_oneof![Just(Overflow::RejectNew), Just(Overflow::DropOldest), Just(Overflow::Collapse)],
+        ) {
+            let queue = Queue::new(Limits { items: 5, bytes: 100 }, overflow);
+            let (mut pushed, mut seen) = (0usize, 0usize);
+            for (index, (push, bytes)) in steps.into_iter().enumerate() {
+                if push {
+                    pushed += 1;
+                    match queue.push(index, bytes) {
+                        Ok(displaced) => seen += displaced.len(),
+                        Err(_) => seen += 1,
+                    }
+                } else if queue.try_pop().is_some() {
+                    seen += 1;
+                }
+                prop_assert!(queue.depth() <= 5 && queue.bytes() <= 100);
+            }
+            while queue.try_pop().is_some() {
+                seen += 1;
+            }
+            prop_assert_eq!(pushed, seen);
+        }
+    }
+}
