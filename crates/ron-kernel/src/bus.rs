@@ -27,7 +27,9 @@ pub enum KernelEvent {
 pub enum Next {
     Event(KernelEvent),
     /// This many events were missed: reconcile from the source of truth.
-    Reconcile { missed: u64 },
+    Reconcile {
+        missed: u64,
+    },
 }
 
 /// One consumer's place on the bus.
@@ -46,8 +48,11 @@ impl Subscription {
         consumer: &'static str,
         receiver: broadcast::Receiver<KernelEvent>,
     ) -> Subscription {
-        let family =
-            metrics.family("bus_lagged_total", "Bus events a consumer was too slow for.", ["service", "consumer"]);
+        let family = metrics.family(
+            "bus_lagged_total",
+            "Bus events a consumer was too slow for.",
+            ["service", "consumer"],
+        );
         Subscription { consumer, receiver, lagged: family.with([service, consumer]), last_warning: None }
     }
 

@@ -192,7 +192,10 @@ mod tests {
         assert!(page.contains("queue_depth{service=\"t\",queue=\"work\"} 2"), "{page}");
         assert!(page.contains("queue_dropped_total{service=\"t\",queue=\"work\"} 1"), "{page}");
         drop((sender, second));
-        assert_eq!((receiver.recv().await, receiver.recv().await, receiver.recv().await), (Some(1), Some(2), None));
+        assert_eq!(
+            (receiver.recv().await, receiver.recv().await, receiver.recv().await),
+            (Some(1), Some(2), None)
+        );
     }
 
     #[test]

@@ -182,7 +182,11 @@ mod tests {
 
     fn check(health: &Health, scope: Scope, ready: bool, degraded: bool, missing: &[&str]) {
         let answer = health.readiness(None, scope).unwrap();
-        assert_eq!((answer.ready, answer.degraded, answer.missing), (ready, degraded, missing.iter().map(|s| (*s).to_owned()).collect()), "{scope:?}");
+        assert_eq!(
+            (answer.ready, answer.degraded, answer.missing),
+            (ready, degraded, missing.iter().map(|s| (*s).to_owned()).collect()),
+            "{scope:?}"
+        );
     }
 
     #[test]

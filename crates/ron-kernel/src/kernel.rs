@@ -99,7 +99,8 @@ pub const fn config_spec(service: &'static str, consumers: &'static [&'static st
     }
 }
 
-pub static KERNEL_SHUTDOWN: ChannelSpec = shutdown_spec("kernel", &["signals", "config_watcher", "admin_listener"]);
+pub static KERNEL_SHUTDOWN: ChannelSpec =
+    shutdown_spec("kernel", &["signals", "config_watcher", "admin_listener"]);
 pub static KERNEL_EVENTS: ChannelSpec = events_spec("kernel", &["event_log"]);
 
 /// The kernel's own declarations, for the document.
@@ -131,14 +132,19 @@ impl Kernel {
     fn expose_readiness(&self) {
         use crate::health::Scope;
         let health = self.inner.health.clone();
-        self.inner.metrics.computed("ready", "1 if the service is ready in this scope.", "gauge", move |rows| {
-            for name in health.names() {
-                for (scope, label) in [(Scope::Write, "write"), (Scope::Read, "read")] {
-                    let ready = health.readiness(Some(name), scope).is_some_and(|answer| answer.ready);
-                    rows.row(&[("service", name), ("scope", label)], u8::from(ready));
+        self.inner.metrics.computed(
+            "ready",
+            "1 if the service is ready in this scope.",
+            "gauge",
+            move |rows| {
+                for name in health.names() {
+                    for (scope, label) in [(Scope::Write, "write"), (Scope::Read, "read")] {
+                        let ready = health.readiness(Some(name), scope).is_some_and(|answer| answer.ready);
+                        rows.row(&[("service", name), ("scope", label)], u8::from(ready));
+                    }
                 }
-            }
-        });
+            },
+        );
     }
 
     /// Adds a service, in state `starting`, with its own shutdown signal. Its channel rows are declared by the
@@ -148,8 +154,13 @@ impl Kernel {
         let (phase, receiver) = watch::channel(Phase::Running);
         self.inner.health.add(name);
         let tasks = Tasks::new(name, &self.inner.metrics);
-        let service =
-            Service { name, kernel: self.clone(), phase: Arc::new(phase), shutdown: Shutdown::new(receiver), tasks };
+        let service = Service {
+            name,
+            kernel: self.clone(),
+            phase: Arc::new(phase),
+            shutdown: Shutdown::new(receiver),
+            tasks,
+        };
         self.inner.services.lock().unwrap_or_else(PoisonError::into_inner).push(service.clone());
         service
     }
@@ -275,7 +286,13 @@ impl Service {
     }
 
     /// A counter family whose first label is the service: `name{service, label}`.
-    pub fn counter(&self, name: &'static str, help: &'static str, label: &'static str, value: &str) -> Counter {
+    pub fn counter(
+        &self,
+        name: &'static str,
+        help: &'static str,
+        label: &'static str,
+        value: &str,
+    ) -> Counter {
         let family: Arc<Family<Counter, 2>> = self.metrics().family(name, help, ["service", label]);
         family.with([self.name, value])
     }

@@ -4,15 +4,24 @@
 //! Start from [`kernel::Kernel`] and [`kernel::Service`]; then read [`task`], [`channel`], [`http`]. The kernel
 //! knows no service: it never names a route, a pack, a peer or an entry.
 
+pub mod admission;
 pub mod bus;
 pub mod channel;
+pub mod config;
 pub mod health;
+pub mod http;
 pub mod inventory;
 pub mod kernel;
+pub mod key;
 pub mod lock;
 pub mod metrics;
+pub mod observe;
+pub mod problem;
 pub mod random;
+pub mod reason;
 pub mod shutdown;
 pub mod sync;
 pub mod task;
+pub mod tls;
+pub mod token;
 pub mod units;

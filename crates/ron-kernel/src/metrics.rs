@@ -15,7 +15,8 @@ use std::time::Duration;
 const SERIES_MAX: usize = 2000;
 
 /// Upper bounds of latency buckets, in seconds: 250 us to 30 s.
-const BUCKETS: [f64; 14] = [0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+const BUCKETS: [f64; 14] =
+    [0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
 #[derive(Clone, Debug, Default)]
 pub struct Counter(Arc<AtomicU64>);
@@ -112,7 +113,11 @@ impl Series for Histogram {
 }
 
 fn line(out: &mut String, name: &str, labels: &str, value: impl fmt::Display) {
-    let _ = if labels.is_empty() { writeln!(out, "{name} {value}") } else { writeln!(out, "{name}{{{labels}}} {value}") };
+    let _ = if labels.is_empty() {
+        writeln!(out, "{name} {value}")
+    } else {
+        writeln!(out, "{name}{{{labels}}} {value}")
+    };
 }
 
 /// All series of one name. `N` is the number of labels.
@@ -134,7 +139,8 @@ impl<S: Series, const N: usize> Family<S, N> {
         }
         let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         let current = self.series.load_full();
-        let key = if current.len() >= SERIES_MAX { [const { "other" }; N].map(Box::<str>::from) } else { key };
+        let key =
+            if current.len() >= SERIES_MAX { [const { "other" }; N].map(Box::<str>::from) } else { key };
         if let Some(series) = current.get(&key) {
             return series.clone();
         }

@@ -114,6 +114,12 @@ impl Tasks {
         self.inner.count.load(Ordering::SeqCst)
     }
 
+    /// Tasks of one kind that have not ended.
+    pub(crate) fn live_of(&self, kind: &str) -> usize {
+        let live = self.inner.live.lock().unwrap_or_else(PoisonError::into_inner);
+        live.values().filter(|task| task.kind == kind).count()
+    }
+
     /// Resolves when no task is left.
     pub(crate) async fn finished(&self) {
         loop {
@@ -128,7 +134,9 @@ impl Tasks {
     /// Names what is still running past the deadline.
     pub(crate) fn late(&self) -> Vec<String> {
         let live = self.inner.live.lock().unwrap_or_else(PoisonError::into_inner);
-        live.values().map(|task| format!("{} {} {}", self.inner.service, task.kind, (task.describe)())).collect()
+        live.values()
+            .map(|task| format!("{} {} {}", self.inner.service, task.kind, (task.describe)()))
+            .collect()
     }
 
     /// Aborts what is still running and counts it.
@@ -180,7 +188,11 @@ impl Tasks {
             .filter(|row| row.kind == kind)
             .filter(|row| row.status.lock().unwrap_or_else(PoisonError::into_inner).state == "running")
             .collect();
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a small count")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share of a small count"
+        )]
         let count = (running.len() as f64 * fraction.clamp(0.0, 1.0)).ceil() as usize;
         for row in &running[..count] {
             row.kill.armed.store(true, Ordering::SeqCst);
@@ -261,7 +273,10 @@ impl Service {
     {
         let entered = self.tasks().enter(kind, describe);
         let id = entered.id;
-        #[expect(clippy::disallowed_methods, reason = "the one place where tasks are born: named, tracked, joined")]
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the one place where tasks are born: named, tracked, joined"
+        )]
         let handle = tokio::spawn(async move {
             let _entered = entered;
             future.await;
@@ -299,12 +314,24 @@ where
         failures.retain(|at| now.duration_since(*at) < WINDOW);
         if failures.len() >= RESTARTS_MAX {
             set(&row, |status| (status.state, status.last_exit) = ("failed", Some(exit.clone())));
-            service.fail_closed(format!("task {} #{} failed {} times in a minute, last: {exit}", row.kind, row.index, failures.len() + 1));
+            service.fail_closed(format!(
+                "task {} #{} failed {} times in a minute, last: {exit}",
+                row.kind,
+                row.index,
+                failures.len() + 1
+            ));
             return;
         }
         failures.push_back(now);
         let delay = backoff(failures.len());
-        tracing::warn!(service = service.name(), kind = row.kind, index = row.index, exit, ?delay, "task restarts");
+        tracing::warn!(
+            service = service.name(),
+            kind = row.kind,
+            index = row.index,
+            exit,
+            ?delay,
+            "task restarts"
+        );
         if !rest(&service, &row, exit, delay).await {
             return;
         }

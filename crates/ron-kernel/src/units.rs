@@ -36,7 +36,8 @@ impl Size {
     }
 }
 
-const TIME_UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+const TIME_UNITS: [(&str, u64); 5] =
+    [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 const SIZE_UNITS: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 
 /// Splits `12abc` into 12 and `abc` and multiplies by the unit.
@@ -61,9 +62,11 @@ impl FromStr for Span {
         if text == "0" {
             return Ok(Span(Duration::ZERO));
         }
-        parse(text, &TIME_UNITS)
-            .map(|ms| Span(Duration::from_millis(ms)))
-            .ok_or_else(|| format!("{text:?} is no duration: write a number and ms, s, m, h or d, such as \"250ms\" or \"5s\""))
+        parse(text, &TIME_UNITS).map(|ms| Span(Duration::from_millis(ms))).ok_or_else(|| {
+            format!(
+                "{text:?} is no duration: write a number and ms, s, m, h or d, such as \"250ms\" or \"5s\""
+            )
+        })
     }
 }
 

@@ -45,7 +45,9 @@ impl Permits {
         }
         {
             let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            waiting.push_back(cx.waker().clone());
+            if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                waiting.push_back(cx.waker().clone());
+            }
             self.waiters.store(waiting.len(), Ordering::SeqCst);
         }
         // A permit given back between the first look and the registration woke nobody: look again.

@@ -247,7 +247,11 @@ impl<T> Drop for Pop<'_, T> {
             let before = state.waiting.len();
             state.waiting.retain(|(other, _)| *other != id);
             // Woken but never polled again: the item that woke us belongs to the next in line.
-            if state.waiting.len() == before && !state.items.is_empty() { state.waiting.pop_front() } else { None }
+            if state.waiting.len() == before && !state.items.is_empty() {
+                state.waiting.pop_front()
+            } else {
+                None
+            }
         };
         if let Some((_, waker)) = pass_on {
             waker.wake();

@@ -1,0 +1,221 @@
+//! Token buckets, one or one per key, in maps that cannot grow without bound.
+
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hash};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How fast tokens come back and how many may be saved up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    pub per_second: f64,
+    pub burst: f64,
+}
+
+impl Rate {
+    /// `None` if the limit is off (0). The burst is at least one token.
+    pub fn new(per_second: u64, burst_factor: f64) -> Option<Rate> {
+        #[expect(clippy::cast_precision_loss, reason = "rates are far below 2^53")]
+        let per_second = per_second as f64;
+        (per_second > 0.0).then(|| Rate { per_second, burst: (per_second * burst_factor).max(1.0) })
+    }
+}
+
+/// What a bucket said.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Verdict {
+    /// Taken; this many tokens are left.
+    Taken { left: u64 },
+    /// Not taken; this long until it could be.
+    Empty { wait: Duration },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    tokens: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    fn full(rate: Rate, now: Instant) -> Bucket {
+        Bucket { tokens: rate.burst, at: now }
+    }
+
+    fn refill(&mut self, rate: Rate, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.at).as_secs_f64();
+        self.tokens = (self.tokens + elapsed * rate.per_second).min(rate.burst);
+        self.at = self.at.max(now);
+    }
+
+    fn take(&mut self, cost: f64, rate: Rate, now: Instant) -> Verdict {
+        self.refill(rate, now);
+        // A cost above the burst could never be met: it needs a full bucket and leaves a debt.
+        if self.tokens >= cost.min(rate.burst) {
+            self.tokens -= cost;
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "clamped, and far below 2^53"
+            )]
+            let left = self.tokens.max(0.0) as u64;
+            return Verdict::Taken { left };
+        }
+        let missing = cost.min(rate.burst) - self.tokens;
+        Verdict::Empty { wait: Duration::from_secs_f64(missing / rate.per_second) }
+    }
+
+    fn is_full(&self, rate: Rate, now: Instant) -> bool {
+        let elapsed = now.saturating_duration_since(self.at).as_secs_f64();
+        self.tokens + elapsed * rate.per_second >= rate.burst
+    }
+}
+
+/// One bucket for everybody.
+#[derive(Debug)]
+pub struct Single {
+    bucket: Mutex<Option<Bucket>>,
+}
+
+impl Single {
+    #[expect(clippy::new_without_default, reason = "kept beside Keyed::new")]
+    pub fn new() -> Single {
+        Single { bucket: Mutex::new(None) }
+    }
+
+    pub fn take(&self, cost: f64, rate: Rate, now: Instant) -> Verdict {
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        bucket.get_or_insert_with(|| Bucket::full(rate, now)).take(cost, rate, now)
+    }
+}
+
+const SHARDS: usize = 16;
+
+/// A bucket per key. The map is sharded; a full shard drops a bucket that is full again (which loses nothing)
+/// or, if all are in use, the one longest untouched among a few.
+#[derive(Debug)]
+pub struct Keyed<K> {
+    shards: Vec<Mutex<HashMap<K, Bucket>>>,
+    hasher: RandomState,
+    keys_per_shard: usize,
+    evicted: AtomicU64,
+}
+
+impl<K: Hash + Eq + Clone> Keyed<K> {
+    pub fn new(keys_max: usize) -> Keyed<K> {
+        Keyed {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            hasher: RandomState::new(),
+            keys_per_shard: keys_max.div_ceil(SHARDS).max(1),
+            evicted: AtomicU64::new(0),
+        }
+    }
+
+    pub fn take(&self, key: &K, cost: f64, rate: Rate, now: Instant) -> Verdict {
+        #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
+        let shard = &self.shards[self.hasher.hash_one(key) as usize % SHARDS];
+        let mut buckets = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bucket) = buckets.get_mut(key) {
+            return bucket.take(cost, rate, now);
+        }
+        if buckets.len() >= self.keys_per_shard {
+            self.evict(&mut buckets, rate, now);
+        }
+        let mut bucket = Bucket::full(rate, now);
+        let verdict = bucket.take(cost, rate, now);
+        buckets.insert(key.clone(), bucket);
+        verdict
+    }
+
+    /// Makes room for one, looking at a handful only, so that a flood of keys cannot make this slow.
+    fn evict(&self, buckets: &mut HashMap<K, Bucket>, rate: Rate, now: Instant) {
+        let sample = buckets.iter().take(16);
+        let full = sample.clone().find(|(_, bucket)| bucket.is_full(rate, now));
+        let victim = full.or_else(|| sample.min_by_key(|(_, bucket)| bucket.at));
+        if let Some(key) = victim.map(|(key, _)| key.clone()) {
+            buckets.remove(&key);
+            self.evicted.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Drops every bucket that is full again; for a housekeeping task.
+    pub fn trim(&self, rate: Rate, now: Instant) {
+        for shard in &self.shards {
+            let mut buckets = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            buckets.retain(|_, bucket| !bucket.is_full(rate, now));
+            buckets.shrink_to_fit();
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn evicted(&self) -> u64 {
+        self.evicted.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_burst_is_taken_and_then_the_wait_is_exact() {
+        let (single, now, rate) = (Single::new(), Instant::now(), Rate::new(10, 2.0).unwrap());
+        for left in (0..20).rev() {
+            assert_eq!(single.take(1.0, rate, now), Verdict::Taken { left });
+        }
+        assert_eq!(single.take(1.0, rate, now), Verdict::Empty { wait: Duration::from_millis(100) });
+        let later = now + Duration::from_millis(100);
+        assert_eq!(single.take(1.0, rate, later), Verdict::Taken { left: 0 });
+    }
+
+    #[test]
+    fn zero_is_off_and_a_cost_above_the_burst_is_paid_later() {
+        assert_eq!(Rate::new(0, 2.0), None);
+        let (single, now, rate) = (Single::new(), Instant::now(), Rate::new(10, 1.0).unwrap());
+        assert!(matches!(single.take(50.0, rate, now), Verdict::Taken { .. }));
+        let Verdict::Empty { wait } = single.take(1.0, rate, now) else {
+            panic!("a debt must be waited for")
+        };
+        assert_eq!(wait, Duration::from_millis(4100));
+    }
+
+    #[test]
+    fn many_keys_do_not_grow_the_map() {
+        let (keyed, rate) = (Keyed::new(1024), Rate::new(5, 1.0).unwrap());
+        let mut now = Instant::now();
+        for key in 0..200_000u32 {
+            now += Duration::from_micros(1);
+            keyed.take(&key, 1.0, rate, now);
+        }
+        assert!(keyed.len() <= 1024);
+        assert!(keyed.evicted() >= 198_000);
+        keyed.trim(rate, now + Duration::from_secs(60));
+        assert!(keyed.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn no_schedule_gets_more_than_rate_times_time_plus_burst(gaps in proptest::collection::vec(0u64..50, 1..300)) {
+            let (single, rate) = (Single::new(), Rate::new(100, 0.5).unwrap());
+            let start = Instant::now();
+            let (mut now, mut taken) = (start, 0.0);
+            for gap in gaps {
+                now += Duration::from_millis(gap);
+                if matches!(single.take(1.0, rate, now), Verdict::Taken { .. }) {
+                    taken += 1.0;
+                }
+                let allowed = rate.burst + (now - start).as_secs_f64() * rate.per_second;
+                prop_assert!(taken <= allowed + 1e-6);
+            }
+        }
+    }
+}

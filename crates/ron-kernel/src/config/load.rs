@@ -1,0 +1,213 @@
+//! Layers: command line over environment over file over defaults.
+
+use super::setting::{Setting, origins};
+use super::tree::{Node, Origin, Problem, Problems, Value};
+use super::{KeyDoc, Validate};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use toml::de::{DeTable, DeValue};
+
+/// Variables that begin with `RON_` and are no configuration keys.
+const OTHER_VARIABLES: [&str; 2] = ["RON_TOKEN", "RON_ADMIN__TOKEN"];
+
+/// Where values may come from.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// The file's name, for messages, and its text.
+    pub file: Option<(PathBuf, String)>,
+    /// Environment variables; those that do not begin with `RON_` are ignored.
+    pub env: Vec<(String, String)>,
+    /// Key path, value as TOML or plain text, and the flag that said so.
+    pub flags: Vec<(String, String, String)>,
+    /// Former names of keys and what they are called now.
+    pub renamed: &'static [(&'static str, &'static str)],
+}
+
+impl Sources {
+    /// Reads the file now, so that a problem with it is reported as such.
+    pub fn read_file(&mut self, path: &Path) -> Result<(), Problems> {
+        match std::fs::read_to_string(path) {
+            Ok(text) => {
+                self.file = Some((path.to_owned(), text));
+                Ok(())
+            }
+            Err(error) => {
+                let mut problems = Problems { file: Some(path.to_owned()), ..Problems::default() };
+                problems
+                    .add("", format!("cannot be read: {error}; `ron init DIR` writes a file to start from"));
+                Err(problems)
+            }
+        }
+    }
+}
+
+/// A configuration that is right, and where each value came from.
+#[derive(Clone, Debug)]
+pub struct Loaded<C> {
+    pub value: C,
+    pub origins: BTreeMap<String, Origin>,
+    pub file: Option<PathBuf>,
+}
+
+impl<C: Setting> Loaded<C> {
+    /// Keys whose values differ, each with whether a restart is needed for it.
+    pub fn changes(&self, newer: &C) -> Vec<(String, bool)> {
+        let restart: Vec<String> = KeyDoc::all::<C>()
+            .into_iter()
+            .filter(|key| key.flag == super::Flag::Restart)
+            .map(|key| key.path)
+            .collect();
+        let flat = |config: &C| {
+            let mut out = Vec::new();
+            config.flatten("", &mut out);
+            out.into_iter().collect::<BTreeMap<String, String>>()
+        };
+        let (old, new) = (flat(&self.value), flat(newer));
+        let mut keys: Vec<&String> = old.keys().chain(new.keys()).collect();
+        keys.sort();
+        keys.dedup();
+        let changed = keys.into_iter().filter(|key| old.get(*key) != new.get(*key));
+        changed.map(|key| (key.clone(), restart.contains(&without_indices(key)))).collect()
+    }
+}
+
+/// `gateway.routes[3].path` as the document names it: `gateway.routes[].path`.
+fn without_indices(path: &str) -> String {
+    let mut out = String::new();
+    let mut inside = false;
+    for c in path.chars() {
+        match c {
+            '[' => {
+                inside = true;
+                out.push('[');
+            }
+            ']' => {
+                inside = false;
+                out.push(']');
+            }
+            c if !inside => out.push(c),
+            _ => {}
+        }
+    }
+    out
+}
+
+/// Reads all layers and checks the result; on failure, every problem at once.
+pub fn load<C: Setting + Validate + Default>(sources: &Sources) -> Result<Loaded<C>, Problems> {
+    let mut problems =
+        Problems { file: sources.file.as_ref().map(|(path, _)| path.clone()), ..Problems::default() };
+    let mut root = match &sources.file {
+        Some((_, text)) => parse(text, &mut problems),
+        None => Node { value: Value::Table(BTreeMap::new()), origin: Origin::Default },
+    };
+    for (name, value) in &sources.env {
+        let Some(key) = name.strip_prefix("RON_").filter(|_| !OTHER_VARIABLES.contains(&name.as_str()))
+        else {
+            continue;
+        };
+        let path = key.to_lowercase().replace("__", ".");
+        insert(&mut root, &path, value, &Origin::Env(name.clone()), &mut problems);
+    }
+    for (path, value, flag) in &sources.flags {
+        insert(&mut root, path, value, &Origin::Flag(flag.clone()), &mut problems);
+    }
+    origins(&root, "", &mut problems.origins);
+    for (old, new) in sources.renamed {
+        if problems.origins.contains_key(*old) {
+            problems.add(*old, format!("is now called `{new}`"));
+        }
+    }
+    let value = C::read(&root, "", &mut problems).unwrap_or_default();
+    value.validate(&mut problems);
+    if problems.is_empty() {
+        return Ok(Loaded { value, origins: problems.origins, file: problems.file });
+    }
+    Err(problems)
+}
+
+/// Parses the file as far as it goes; every syntax error is a problem of its own.
+fn parse(text: &str, problems: &mut Problems) -> Node {
+    let (table, errors) = DeTable::parse_recoverable(text);
+    let line_of = |offset: usize| text[..offset.min(text.len())].matches('\n').count() + 1;
+    for error in errors {
+        let line = line_of(error.span().map_or(0, |span| span.start));
+        let message = format!("is no valid TOML: {}", error.message());
+        problems.list.push(Problem { path: String::new(), origin: Origin::File { line }, message });
+    }
+    let value = convert_table(table.into_inner(), &line_of, problems);
+    Node { value, origin: Origin::File { line: 1 } }
+}
+
+fn convert_table(table: DeTable<'_>, line_of: &dyn Fn(usize) -> usize, problems: &mut Problems) -> Value {
+    let mut entries = BTreeMap::new();
+    for (key, value) in table {
+        let origin = Origin::File { line: line_of(key.span().start) };
+        let value = convert(value.into_inner(), &origin, line_of, problems);
+        entries.insert(key.into_inner().into_owned(), Node { value, origin });
+    }
+    Value::Table(entries)
+}
+
+fn convert(
+    value: DeValue<'_>,
+    origin: &Origin,
+    line_of: &dyn Fn(usize) -> usize,
+    problems: &mut Problems,
+) -> Value {
+    let mut wrong = |message: String| {
+        problems.list.push(Problem { path: String::new(), origin: origin.clone(), message });
+        Value::Bool(false)
+    };
+    match value {
+        DeValue::String(text) => Value::String(text.into_owned()),
+        DeValue::Boolean(value) => Value::Bool(value),
+        DeValue::Integer(number) => {
+            match i64::from_str_radix(&number.as_str().replace('_', ""), number.radix()) {
+                Ok(value) => Value::Integer(value),
+                Err(_out_of_range) => wrong(format!("the number {number} is too large")),
+            }
+        }
+        DeValue::Float(number) => match number.as_str().replace('_', "").parse() {
+            Ok(value) => Value::Float(value),
+            Err(_not_a_float) => wrong(format!("the number {number} is no float")),
+        },
+        DeValue::Datetime(time) => wrong(format!("{time} is a date; no key takes one")),
+        DeValue::Array(items) => {
+            let convert_item = |item: toml::Spanned<DeValue<'_>>| {
+                let origin = Origin::File { line: line_of(item.span().start) };
+                let value = convert(item.into_inner(), &origin, line_of, problems);
+                Node { value, origin }
+            };
+            Value::Array(items.into_iter().map(convert_item).collect())
+        }
+        DeValue::Table(table) => convert_table(table, line_of, problems),
+    }
+}
+
+/// Puts a value into the tree by its dotted path; it is TOML if it parses, else a string.
+fn insert(root: &mut Node, path: &str, text: &str, origin: &Origin, problems: &mut Problems) {
+    let value = match DeValue::parse(text) {
+        Ok(value) => convert(value.into_inner(), origin, &|_| 1, problems),
+        Err(_plain_text) => Value::String(text.to_owned()),
+    };
+    let mut at = root;
+    let mut parts = path.split('.').peekable();
+    while let Some(part) = parts.next() {
+        let kind = at.value.kind();
+        let Value::Table(entries) = &mut at.value else {
+            let message = format!("names a key below one that is {kind}");
+            problems.list.push(Problem { path: path.to_owned(), origin: origin.clone(), message });
+            return;
+        };
+        if parts.peek().is_none() {
+            entries.insert(part.to_owned(), Node { value, origin: origin.clone() });
+            return;
+        }
+        at = entries
+            .entry(part.to_owned())
+            .or_insert_with(|| Node { value: Value::Table(BTreeMap::new()), origin: origin.clone() });
+    }
+}
+
+#[cfg(test)]
+mod tests;

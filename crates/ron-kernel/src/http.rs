@@ -1,0 +1,19 @@
+//! The one accept loop and the HTTP server behind every listener.
+//!
+//! Start from [`Server`] and [`Handler`]. [`h1`] holds the codecs; [`table`](self) keeps every connection's
+//! phase so that one sweeper, not a timer per request, closes the idle and the slow.
+
+mod body;
+pub mod h1;
+mod h2;
+mod io;
+mod listener;
+mod proxy_protocol;
+mod serve;
+mod table;
+
+pub use body::{Body, BodyError, BoxBody, Capped, trailers};
+pub use io::Io;
+pub use listener::{BindError, Bound, Peer, bind_tcp, bind_unix};
+pub use proxy_protocol::parse as parse_proxy_header;
+pub use serve::{ConnInfo, Handler, Server, ServerLimits, requests_family, server_tasks};

@@ -1,0 +1,196 @@
+//! Bodies, in and out.
+
+use super::h1::conn::Incoming;
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// Why a body could not be read to its end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BodyError {
+    #[error("no byte of the body arrived in time")]
+    ReadTimeout,
+    #[error("the body is larger than allowed")]
+    TooLarge,
+    #[error("{0}")]
+    Malformed(&'static str),
+    #[error("the sender went away")]
+    Disconnected,
+    #[error("the deadline has passed")]
+    Deadline,
+    #[error("the body cannot be decoded: {0}")]
+    Decode(#[from] crate::admission::decode::DecodeError),
+    #[error("{0}")]
+    Upstream(String),
+}
+
+/// A stream of a body's frames.
+pub type BoxBody = Pin<Box<dyn HttpBody<Data = Bytes, Error = BodyError> + Send>>;
+
+/// A message body. Nothing is buffered that has not been asked for.
+#[derive(Default)]
+pub struct Body(Kind);
+
+#[derive(Default)]
+enum Kind {
+    #[default]
+    Empty,
+    Full(Bytes),
+    H1(Incoming),
+    H2(hyper::body::Incoming),
+    Stream(BoxBody),
+}
+
+impl Body {
+    pub fn full(bytes: impl Into<Bytes>) -> Body {
+        let bytes = bytes.into();
+        Body(if bytes.is_empty() { Kind::Empty } else { Kind::Full(bytes) })
+    }
+
+    pub fn stream(stream: impl HttpBody<Data = Bytes, Error = BodyError> + Send + 'static) -> Body {
+        Body(Kind::Stream(Box::pin(stream)))
+    }
+
+    pub(crate) fn h1(incoming: Incoming) -> Body {
+        Body(Kind::H1(incoming))
+    }
+
+    pub(crate) fn h2(incoming: hyper::body::Incoming) -> Body {
+        Body(Kind::H2(incoming))
+    }
+
+    /// The bytes, if they are all here already.
+    pub(crate) fn take_full(&mut self) -> Option<Bytes> {
+        match &mut self.0 {
+            Kind::Empty => Some(Bytes::new()),
+            Kind::Full(bytes) => Some(std::mem::take(bytes)),
+            _ => None,
+        }
+    }
+
+    /// The next frame; `None` at the end. Cancel-safe.
+    pub async fn frame(&mut self) -> Option<Result<Frame<Bytes>, BodyError>> {
+        std::future::poll_fn(|cx| Pin::new(&mut *self).poll_frame(cx)).await
+    }
+
+    /// The whole body, up to a cap.
+    pub async fn collect(&mut self, cap: usize) -> Result<Bytes, BodyError> {
+        let mut out = bytes::BytesMut::new();
+        while let Some(frame) = self.frame().await {
+            if let Ok(data) = frame?.into_data() {
+                if out.len() + data.len() > cap {
+                    return Err(BodyError::TooLarge);
+                }
+                out.extend_from_slice(&data);
+            }
+        }
+        Ok(out.freeze())
+    }
+
+    /// The length, where it is known beforehand.
+    pub fn exact_len(&self) -> Option<u64> {
+        self.size_hint().exact()
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match &mut self.0 {
+            Kind::Empty => Poll::Ready(None),
+            Kind::Full(bytes) => {
+                let bytes = std::mem::take(bytes);
+                self.0 = Kind::Empty;
+                Poll::Ready(Some(Ok(Frame::data(bytes))))
+            }
+            Kind::H1(incoming) => incoming.poll_frame(cx),
+            Kind::H2(incoming) => {
+                let polled = Pin::new(incoming).poll_frame(cx);
+                polled.map(|frame| frame.map(|frame| frame.map_err(|_reset| BodyError::Disconnected)))
+            }
+            Kind::Stream(stream) => stream.as_mut().poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Empty => true,
+            Kind::Full(_) => false,
+            Kind::H1(incoming) => incoming.is_done(),
+            Kind::H2(incoming) => incoming.is_end_stream(),
+            Kind::Stream(stream) => stream.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Empty => SizeHint::with_exact(0),
+            Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Kind::H1(incoming) => incoming.size_hint(),
+            Kind::H2(incoming) => incoming.size_hint(),
+            Kind::Stream(stream) => stream.size_hint(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Body {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Never the bytes themselves: a body has no place in a log.
+        write!(f, "Body({:?})", self.exact_len())
+    }
+}
+
+/// Ends a body with [`BodyError::TooLarge`] once more than `left` bytes came.
+#[derive(Debug)]
+pub struct Capped {
+    body: Body,
+    left: u64,
+}
+
+impl Capped {
+    pub fn new(body: Body, cap: u64) -> Capped {
+        Capped { body, left: cap }
+    }
+}
+
+impl HttpBody for Capped {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &polled
+            && let Some(data) = frame.data_ref()
+        {
+            match self.left.checked_sub(data.len() as u64) {
+                Some(left) => self.left = left,
+                None => return Poll::Ready(Some(Err(BodyError::TooLarge))),
+            }
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Trailers of a frame, if it has them.
+pub fn trailers(frame: Frame<Bytes>) -> Option<HeaderMap> {
+    frame.into_trailers().ok()
+}

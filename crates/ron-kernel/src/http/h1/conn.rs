@@ -1,0 +1,737 @@
+//! One HTTP/1.1 connection on the server side.
+//!
+//! The connection's task drives the handler itself: no hop, no channel. A request without a body never shares
+//! anything; one with a body shares the socket's read side with [`Incoming`] through a lock that only these two
+//! take and that is never held across a poll.
+
+use super::chunked::{ChunkDecoder, Piece};
+use super::head::{Framing, HeadError, HeadLimits, HeadReader, RequestHead};
+use crate::http::body::{Body, BodyError};
+use crate::http::io::Io;
+use crate::http::serve::{ConnInfo, Handler, Server};
+use crate::http::table::{Entry, Order, Phase};
+use crate::metrics::Counter;
+use crate::problem::{CorrId, Rejection};
+use crate::reason::Reason;
+use crate::task::panic_text;
+use atomic_waker::AtomicWaker;
+use bytes::{Bytes, BytesMut};
+use http::header::{CONNECTION, CONTENT_LENGTH, DATE, HeaderName, TRANSFER_ENCODING};
+use http::{Method, Request, Response, Version};
+use http_body::{Body as _, Frame, SizeHint};
+use std::cell::RefCell;
+use std::future::Future;
+use std::io::IoSlice;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
+
+/// Heads are read into a scratch buffer of the thread and copied out, so an idle connection holds no buffer.
+const SCRATCH: usize = 16 << 10;
+/// Bodies are read in pieces of at most this size.
+const PIECE: usize = 64 << 10;
+/// A body up to this size is copied behind its head, to leave in one write.
+const COALESCE: usize = 16 << 10;
+/// What is read and thrown away after a refusal, so that the client can read the answer.
+const LINGER_BYTES: usize = 256 << 10;
+const LINGER_TIME: Duration = Duration::from_secs(1);
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+
+thread_local! {
+    static SCRATCH_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH]);
+}
+
+/// The socket and what was read from it, shared with the request body while there is one.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    inner: Mutex<Inner>,
+    /// The body wants to be read and the client waits for `100 Continue`.
+    continue_wanted: AtomicBool,
+    conn_waker: AtomicWaker,
+}
+
+#[derive(Debug)]
+struct Inner {
+    io: Io,
+    buffer: BytesMut,
+    body: BodyState,
+}
+
+/// What is left of the current request's body.
+#[derive(Debug)]
+enum BodyState {
+    Done,
+    Length(u64),
+    Chunked(ChunkDecoder),
+    Failed,
+}
+
+impl Inner {
+    /// Reads what is there into the buffer; returns how much.
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
+        SCRATCH_BUFFER.with_borrow_mut(|scratch| {
+            let mut read = ReadBuf::new(scratch);
+            ready!(Pin::new(&mut self.io).poll_read(cx, &mut read))?;
+            self.buffer.extend_from_slice(read.filled());
+            Poll::Ready(Ok(read.filled().len()))
+        })
+    }
+
+    fn poll_fill_body(&mut self, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
+        let wanted = match self.body {
+            BodyState::Length(left) => usize::try_from(left).unwrap_or(usize::MAX).min(PIECE),
+            _ => PIECE,
+        };
+        self.buffer.reserve(wanted.max(1024));
+        tokio_util::io::poll_read_buf(Pin::new(&mut self.io), cx, &mut self.buffer)
+    }
+
+    /// The next piece of the body that is already in the buffer.
+    fn decode(&mut self) -> Result<Option<Option<Frame<Bytes>>>, BodyError> {
+        match &mut self.body {
+            BodyState::Done => Ok(Some(None)),
+            BodyState::Failed => Err(BodyError::Disconnected),
+            BodyState::Length(_) if self.buffer.is_empty() => Ok(None),
+            BodyState::Length(left) => {
+                let take = usize::try_from(*left).unwrap_or(usize::MAX).min(self.buffer.len()).min(PIECE);
+                *left -= take as u64;
+                if *left == 0 {
+                    self.body = BodyState::Done;
+                }
+                Ok(Some(Some(Frame::data(self.buffer.split_to(take).freeze()))))
+            }
+            BodyState::Chunked(decoder) => match decoder.decode(&mut self.buffer) {
+                Ok(Piece::Data(data)) => Ok(Some(Some(Frame::data(data)))),
+                Ok(Piece::More) => Ok(None),
+                Ok(Piece::End(trailers)) => {
+                    self.body = BodyState::Done;
+                    Ok(Some(trailers.map(Frame::trailers)))
+                }
+                Err(bad) => {
+                    self.body = BodyState::Failed;
+                    Err(BodyError::Malformed(bad.0))
+                }
+            },
+        }
+    }
+
+    /// Throws away a body that has already arrived; true if nothing of it is left to come.
+    fn discard_arrived(&mut self) -> bool {
+        while let Ok(Some(Some(_))) = self.decode() {}
+        matches!(self.body, BodyState::Done)
+    }
+}
+
+impl Wire {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The body of a request, read from the connection as it is asked for.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    wire: Arc<Wire>,
+    length: Option<u64>,
+    wants_continue: bool,
+    timeout: Duration,
+    timer: Option<Pin<Box<Sleep>>>,
+    timeouts: Counter,
+}
+
+impl Incoming {
+    pub(crate) fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let mut inner = self.wire.lock();
+        loop {
+            match inner.decode() {
+                Ok(Some(Some(frame))) => {
+                    self.timer = None;
+                    return Poll::Ready(Some(Ok(frame)));
+                }
+                Ok(Some(None)) => return Poll::Ready(None),
+                Ok(None) => {}
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+            if std::mem::take(&mut self.wants_continue) {
+                self.wire.continue_wanted.store(true, Ordering::Release);
+                self.wire.conn_waker.wake();
+            }
+            match inner.poll_fill_body(cx) {
+                Poll::Ready(Ok(read)) if read > 0 => {}
+                Poll::Ready(_) => {
+                    inner.body = BodyState::Failed;
+                    return Poll::Ready(Some(Err(BodyError::Disconnected)));
+                }
+                Poll::Pending => {
+                    let timeout = self.timeout;
+                    let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+                    ready!(timer.as_mut().poll(cx));
+                    inner.body = BodyState::Failed;
+                    self.timeouts.inc();
+                    return Poll::Ready(Some(Err(BodyError::ReadTimeout)));
+                }
+            }
+            self.timer = None;
+        }
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(self.wire.lock().body, BodyState::Done)
+    }
+
+    pub(crate) fn size_hint(&self) -> SizeHint {
+        match (self.length, &self.wire.lock().body) {
+            (Some(_), BodyState::Length(left)) => SizeHint::with_exact(*left),
+            (_, BodyState::Done) => SizeHint::with_exact(0),
+            _ => SizeHint::default(),
+        }
+    }
+}
+
+/// How a connection ended, as far as the accept loop cares.
+#[derive(Debug)]
+pub(crate) enum End {
+    Closed,
+    /// The client speaks HTTP/2 without TLS; the socket is handed back with the bytes read so far.
+    Http2(Io),
+}
+
+/// Why a response could not be written to its end.
+enum Cut {
+    Client,
+    WriteTimeout,
+    Aborted,
+    Body(BodyError),
+}
+
+enum NextHead {
+    Head(RequestHead),
+    Bad(HeadError),
+    TimedOut,
+    Closed,
+    Http2,
+}
+
+/// What the response must know of its request.
+struct Asked {
+    method: Method,
+    version: Version,
+    keep_alive: bool,
+}
+
+pub(crate) struct Conn<'a, H> {
+    server: &'a Server<H>,
+    entry: &'a mut Entry,
+    info: &'a ConnInfo,
+    wire: Arc<Wire>,
+    out: BytesMut,
+}
+
+impl<'a, H: Handler> Conn<'a, H> {
+    pub(crate) fn new(
+        server: &'a Server<H>,
+        entry: &'a mut Entry,
+        info: &'a ConnInfo,
+        io: Io,
+    ) -> Conn<'a, H> {
+        let inner = Inner { io, buffer: BytesMut::new(), body: BodyState::Done };
+        let wire = Wire {
+            inner: Mutex::new(inner),
+            continue_wanted: AtomicBool::new(false),
+            conn_waker: AtomicWaker::new(),
+        };
+        Conn { server, entry, info, wire: Arc::new(wire), out: BytesMut::new() }
+    }
+
+    /// Serves requests until the connection ends.
+    pub(crate) async fn run(mut self) -> End {
+        let mut first = true;
+        loop {
+            let limits = self.server.limits();
+            match self.next_head(first, limits.head()).await {
+                NextHead::Head(head) => {
+                    self.entry.started();
+                    if !self.answer(head, limits.read_timeout).await {
+                        break;
+                    }
+                }
+                NextHead::Bad(error) => {
+                    self.refuse(rejection_of(error)).await;
+                    break;
+                }
+                NextHead::TimedOut => {
+                    self.server.timeouts.read.inc();
+                    self.refuse(Rejection::new(
+                        Reason::ReadTimeout,
+                        "the request head did not arrive in time",
+                    ))
+                    .await;
+                    break;
+                }
+                NextHead::Closed => break,
+                NextHead::Http2 => {
+                    let ahead = self.wire.lock().buffer.split().freeze();
+                    // No request body exists yet, so nobody else holds the wire.
+                    let Some(wire) = Arc::into_inner(self.wire) else { return End::Closed };
+                    let mut io = wire.inner.into_inner().unwrap_or_else(PoisonError::into_inner).io;
+                    io.unread(ahead);
+                    return End::Http2(io);
+                }
+            }
+            first = false;
+            self.entry.state.set_phase(Phase::Idle);
+        }
+        let _ = std::future::poll_fn(|cx| Pin::new(&mut self.wire.lock().io).poll_shutdown(cx)).await;
+        End::Closed
+    }
+
+    /// Tells the client that there is no place for it, without reading its request.
+    pub(crate) async fn turn_away(mut self) {
+        self.refuse(Rejection::new(Reason::Conns, "too many connections are open")).await;
+    }
+
+    async fn next_head(&mut self, first: bool, limits: HeadLimits) -> NextHead {
+        let mut reader = HeadReader::default();
+        let state = &self.entry.state;
+        std::future::poll_fn(|cx| {
+            state.watch(cx.waker());
+            let mut inner = self.wire.lock();
+            loop {
+                if !inner.buffer.is_empty() {
+                    if state.phase() == Phase::Idle {
+                        state.set_phase(Phase::Head);
+                    }
+                    let known = inner.buffer.len().min(PREFACE.len());
+                    if first && inner.buffer[..known] == PREFACE[..known] {
+                        if known == PREFACE.len() {
+                            return Poll::Ready(NextHead::Http2);
+                        }
+                    } else {
+                        match reader.request(&mut inner.buffer, limits) {
+                            Ok(Some(head)) => return Poll::Ready(NextHead::Head(head)),
+                            Ok(None) => {}
+                            Err(error) => return Poll::Ready(NextHead::Bad(error)),
+                        }
+                    }
+                }
+                let untouched = inner.buffer.is_empty();
+                let order = state.order();
+                let read = match order {
+                    Order::TimedOut if !untouched => return Poll::Ready(NextHead::TimedOut),
+                    Order::TimedOut => {
+                        self.server.timeouts.read.inc();
+                        return Poll::Ready(NextHead::Closed);
+                    }
+                    Order::Close | Order::Abort => return Poll::Ready(NextHead::Closed),
+                    Order::None | Order::Drain => inner.poll_fill(cx),
+                };
+                match read {
+                    Poll::Ready(Ok(read)) if read > 0 => {}
+                    // The end, or an error: what came of a head does not matter any more.
+                    Poll::Ready(_) => return Poll::Ready(NextHead::Closed),
+                    // Told to drain: a request that already lay in the socket was looked for just now.
+                    Poll::Pending if order == Order::Drain && untouched => {
+                        return Poll::Ready(NextHead::Closed);
+                    }
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+        })
+        .await
+    }
+
+    /// Answers one request; false if the connection must end.
+    async fn answer(&mut self, head: RequestHead, read_timeout: Duration) -> bool {
+        self.entry.state.set_phase(Phase::Busy);
+        self.entry.state.set_request(&head.method, &head.uri);
+        let asked = Asked { method: head.method.clone(), version: head.version, keep_alive: head.keep_alive };
+        let corr = CorrId::from_headers(&head.headers);
+        let body = self.begin_body(&head, read_timeout);
+        let mut request = Request::new(body);
+        *request.method_mut() = head.method;
+        *request.uri_mut() = head.uri;
+        *request.version_mut() = head.version;
+        *request.headers_mut() = head.headers;
+        let server = self.server;
+        let response = {
+            let call = pin!(server.handler.call(request, self.info));
+            match self.drive(call).await {
+                Some(Driven::Response(response)) => response,
+                Some(Driven::Panic(text)) => {
+                    server.service.tasks().panicked("request", &text);
+                    server.rejections.count(Reason::Internal);
+                    Rejection::new(Reason::Internal, "the request could not be answered").into_response(&corr)
+                }
+                Some(Driven::Aborted) => {
+                    server.service.tasks().aborted("request");
+                    server.rejections.count(Reason::Draining);
+                    let late =
+                        Rejection::new(Reason::Draining, "the service shut down before the answer was ready");
+                    late.into_response(&corr)
+                }
+                None => return false,
+            }
+        };
+        match self.respond(&asked, response).await {
+            Ok(keep) => keep,
+            Err(Cut::WriteTimeout) => {
+                server.timeouts.write.inc();
+                false
+            }
+            Err(Cut::Aborted) => {
+                server.service.tasks().aborted("request");
+                false
+            }
+            Err(Cut::Body(error)) => {
+                tracing::debug!(%error, corr_id = corr.as_str(), "response cut");
+                false
+            }
+            Err(Cut::Client) => false,
+        }
+    }
+
+    fn begin_body(&self, head: &RequestHead, timeout: Duration) -> Body {
+        let (state, length) = match head.framing {
+            Framing::Length(0) | Framing::UntilClose => return Body::default(),
+            Framing::Length(length) => (BodyState::Length(length), Some(length)),
+            Framing::Chunked => (BodyState::Chunked(ChunkDecoder::default()), None),
+        };
+        self.wire.lock().body = state;
+        self.wire.continue_wanted.store(false, Ordering::Relaxed);
+        Body::h1(Incoming {
+            wire: self.wire.clone(),
+            length,
+            wants_continue: head.expect_continue,
+            timeout,
+            timer: None,
+            timeouts: self.server.timeouts.read.clone(),
+        })
+    }
+
+    /// Polls the handler to its answer, meanwhile sending `100 Continue` when asked and noticing a client that
+    /// left (then `None`).
+    async fn drive<F>(&mut self, mut call: Pin<&mut F>) -> Option<Driven>
+    where
+        F: Future<Output = Response<Body>> + Send,
+    {
+        let state = self.entry.state.clone();
+        let mut interim: &[u8] = b"";
+        std::future::poll_fn(|cx| {
+            state.watch(cx.waker());
+            self.wire.conn_waker.register(cx.waker());
+            if state.order() == Order::Abort {
+                return Poll::Ready(Some(Driven::Aborted));
+            }
+            match catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(cx))) {
+                Ok(Poll::Ready(response)) => return Poll::Ready(Some(Driven::Response(response))),
+                Ok(Poll::Pending) => {}
+                Err(panic) => return Poll::Ready(Some(Driven::Panic(panic_text(panic.as_ref())))),
+            }
+            if self.wire.continue_wanted.swap(false, Ordering::AcqRel) {
+                interim = b"HTTP/1.1 100 Continue\r\n\r\n";
+            }
+            let mut inner = self.wire.lock();
+            while !interim.is_empty() {
+                match Pin::new(&mut inner.io).poll_write(cx, interim) {
+                    Poll::Ready(Ok(written)) if written > 0 => interim = &interim[written..],
+                    Poll::Ready(_) => return Poll::Ready(None),
+                    Poll::Pending => break,
+                }
+            }
+            if client_left(&mut inner, cx) { Poll::Ready(None) } else { Poll::Pending }
+        })
+        .await
+    }
+
+    /// Writes the response; true if the connection can take another request.
+    async fn respond(&mut self, asked: &Asked, mut response: Response<Body>) -> Result<bool, Cut> {
+        let body_read = self.wire.lock().discard_arrived();
+        let draining = self.entry.state.order() >= Order::Drain;
+        let keep = asked.keep_alive && body_read && !draining;
+        let mut body = std::mem::take(response.body_mut());
+        let plan = Plan::of(asked, &response, &body);
+        let keep = keep && plan.framing != Framing::UntilClose;
+        encode_head(&mut self.out, asked, &response, plan, keep);
+        if plan.bodiless {
+            self.flush(Bytes::new()).await?;
+        } else if let Some(bytes) = body.take_full() {
+            self.flush(bytes).await?;
+        } else {
+            self.stream(&mut body, plan.framing).await?;
+        }
+        drop(body);
+        if !body_read {
+            self.linger().await;
+        }
+        Ok(keep)
+    }
+
+    /// Passes a body's frames on as they come, under backpressure.
+    async fn stream(&mut self, body: &mut Body, framing: Framing) -> Result<(), Cut> {
+        let mut left = if let Framing::Length(length) = framing { length } else { u64::MAX };
+        loop {
+            let Some(frame) = self.next_frame(body).await? else { break };
+            let frame = match frame.into_data() {
+                Ok(data) if data.is_empty() => continue,
+                Ok(data) => data,
+                Err(frame) => {
+                    if let (Framing::Chunked, Ok(trailers)) = (framing, frame.into_trailers()) {
+                        return self.finish_chunked(Some(&trailers)).await;
+                    }
+                    continue;
+                }
+            };
+            left = left
+                .checked_sub(frame.len() as u64)
+                .ok_or(Cut::Body(BodyError::Malformed("the body is longer than its Content-Length")))?;
+            if framing == Framing::Chunked {
+                self.out.extend_from_slice(format!("{:x}\r\n", frame.len()).as_bytes());
+                self.flush_with(frame, b"\r\n").await?;
+            } else {
+                self.flush(frame).await?;
+            }
+        }
+        match framing {
+            Framing::Chunked => self.finish_chunked(None).await,
+            Framing::Length(_) if left > 0 => {
+                Err(Cut::Body(BodyError::Malformed("the body is shorter than its Content-Length")))
+            }
+            _ => self.flush(Bytes::new()).await,
+        }
+    }
+
+    async fn finish_chunked(&mut self, trailers: Option<&http::HeaderMap>) -> Result<(), Cut> {
+        self.out.extend_from_slice(b"0\r\n");
+        for (name, value) in trailers.into_iter().flatten() {
+            push_field(&mut self.out, name.as_str(), value.as_bytes());
+        }
+        self.out.extend_from_slice(b"\r\n");
+        self.flush(Bytes::new()).await
+    }
+
+    /// The next frame. What is waiting to be written goes out first unless the frame is there already.
+    async fn next_frame(&mut self, body: &mut Body) -> Result<Option<Frame<Bytes>>, Cut> {
+        let now = std::future::poll_fn(|cx| {
+            Poll::Ready(match Pin::new(&mut *body).poll_frame(cx) {
+                Poll::Ready(frame) => Some(frame),
+                Poll::Pending => None,
+            })
+        })
+        .await;
+        if let Some(frame) = now {
+            return frame.transpose().map_err(Cut::Body);
+        }
+        self.flush(Bytes::new()).await?;
+        let state = self.entry.state.clone();
+        std::future::poll_fn(|cx| {
+            state.watch(cx.waker());
+            if state.order() == Order::Abort {
+                return Poll::Ready(Err(Cut::Aborted));
+            }
+            if let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(cx) {
+                return Poll::Ready(frame.transpose().map_err(Cut::Body));
+            }
+            if client_left(&mut self.wire.lock(), cx) { Poll::Ready(Err(Cut::Client)) } else { Poll::Pending }
+        })
+        .await
+    }
+
+    async fn flush(&mut self, data: Bytes) -> Result<(), Cut> {
+        self.flush_with(data, b"").await
+    }
+
+    /// Writes the head buffer, `data` and `tail`; each `write_timeout` must see some progress.
+    async fn flush_with(&mut self, mut data: Bytes, mut tail: &'static [u8]) -> Result<(), Cut> {
+        if data.len() + tail.len() <= COALESCE {
+            self.out.extend_from_slice(&data);
+            self.out.extend_from_slice(tail);
+            (data, tail) = (Bytes::new(), b"");
+        }
+        let timeout = self.server.limits().write_timeout;
+        let mut timer: Option<Pin<Box<Sleep>>> = None;
+        let state = self.entry.state.clone();
+        let (wire, out) = (&self.wire, &mut self.out);
+        std::future::poll_fn(|cx| {
+            let mut inner = wire.lock();
+            loop {
+                if out.is_empty() && data.is_empty() && tail.is_empty() {
+                    return Pin::new(&mut inner.io).poll_flush(cx).map_err(|_gone| Cut::Client);
+                }
+                let slices = [IoSlice::new(out), IoSlice::new(&data), IoSlice::new(tail)];
+                match Pin::new(&mut inner.io).poll_write_vectored(cx, &slices) {
+                    Poll::Ready(Ok(written)) if written > 0 => {
+                        timer = None;
+                        advance(written, out, &mut data, &mut tail);
+                    }
+                    Poll::Ready(_) => return Poll::Ready(Err(Cut::Client)),
+                    Poll::Pending => {
+                        state.watch(cx.waker());
+                        if state.order() == Order::Abort {
+                            return Poll::Ready(Err(Cut::Aborted));
+                        }
+                        let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+                        ready!(timer.as_mut().poll(cx));
+                        return Poll::Ready(Err(Cut::WriteTimeout));
+                    }
+                }
+            }
+        })
+        .await
+    }
+
+    /// Refuses what could not be read as a request, and ends the connection so that the client sees why.
+    async fn refuse(&mut self, rejection: Rejection) {
+        self.server.rejections.count(rejection.reason);
+        self.server.count_unrouted(rejection.reason.status());
+        let corr = CorrId::new();
+        let asked = Asked { method: Method::GET, version: Version::HTTP_11, keep_alive: false };
+        let mut response = rejection.into_response(&corr);
+        let body = std::mem::take(response.body_mut());
+        let plan = Plan::of(&asked, &response, &body);
+        encode_head(&mut self.out, &asked, &response, plan, false);
+        let mut body = body;
+        if self.flush(body.take_full().unwrap_or_default()).await.is_ok() {
+            self.linger().await;
+        }
+    }
+
+    /// Shuts the write half and reads on a little, so that unread input does not reset the answer away.
+    async fn linger(&mut self) {
+        let wire = &self.wire;
+        let mut read = 0;
+        let mut shut = false;
+        let state = self.entry.state.clone();
+        let discard = std::future::poll_fn(|cx| {
+            state.watch(cx.waker());
+            let mut inner = wire.lock();
+            if !shut {
+                if ready!(Pin::new(&mut inner.io).poll_shutdown(cx)).is_err() {
+                    return Poll::Ready(());
+                }
+                shut = true;
+            }
+            loop {
+                inner.buffer.clear();
+                match inner.poll_fill(cx) {
+                    Poll::Ready(Ok(n)) if n > 0 && read < LINGER_BYTES => read += n,
+                    Poll::Ready(_) => return Poll::Ready(()),
+                    Poll::Pending => {
+                        return if state.order() == Order::Abort { Poll::Ready(()) } else { Poll::Pending };
+                    }
+                }
+            }
+        });
+        let _ = tokio::time::timeout(LINGER_TIME, discard).await;
+    }
+}
+
+enum Driven {
+    Response(Response<Body>),
+    Panic(String),
+    Aborted,
+}
+
+/// Whether the client closed its side, looked at only while no body is being read. Pipelined bytes are kept.
+fn client_left(inner: &mut Inner, cx: &mut Context<'_>) -> bool {
+    if !matches!(inner.body, BodyState::Done) || !inner.buffer.is_empty() {
+        return false;
+    }
+    matches!(inner.poll_fill(cx), Poll::Ready(Ok(0) | Err(_)))
+}
+
+fn advance(mut written: usize, out: &mut BytesMut, data: &mut Bytes, tail: &mut &'static [u8]) {
+    let from_out = written.min(out.len());
+    let _ = out.split_to(from_out);
+    written -= from_out;
+    let from_data = written.min(data.len());
+    let _ = data.split_to(from_data);
+    *tail = &tail[written - from_data..];
+}
+
+fn rejection_of(error: HeadError) -> Rejection {
+    let reason = match error {
+        HeadError::Malformed(_) => Reason::Malformed,
+        HeadError::TooLarge => Reason::Headers,
+        HeadError::UriTooLong => Reason::Uri,
+        HeadError::Expectation => Reason::Expectation,
+    };
+    Rejection::new(reason, error.to_string())
+}
+
+/// How a response's body goes out.
+#[derive(Clone, Copy)]
+struct Plan {
+    framing: Framing,
+    /// Answers to HEAD, and statuses without a body.
+    bodiless: bool,
+    /// The length is ours to state, not the handler's.
+    state_length: bool,
+}
+
+impl Plan {
+    fn of(asked: &Asked, response: &Response<Body>, body: &Body) -> Plan {
+        let status = response.status();
+        let never = status.is_informational() || matches!(status.as_u16(), 204 | 304);
+        let stated =
+            response.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let framing = match (stated, body.exact_len()) {
+            (Some(length), _) => Framing::Length(length),
+            (None, Some(length)) => Framing::Length(length),
+            (None, None) if asked.version == Version::HTTP_11 => Framing::Chunked,
+            (None, None) => Framing::UntilClose,
+        };
+        let head_without_length = asked.method == Method::HEAD && body.exact_len() == Some(0);
+        Plan {
+            framing,
+            bodiless: never || asked.method == Method::HEAD,
+            state_length: stated.is_none() && !never && !head_without_length,
+        }
+    }
+}
+
+fn encode_head(out: &mut BytesMut, asked: &Asked, response: &Response<Body>, plan: Plan, keep: bool) {
+    out.reserve(512);
+    out.extend_from_slice(b"HTTP/1.1 ");
+    out.extend_from_slice(response.status().as_str().as_bytes());
+    out.extend_from_slice(b" ");
+    out.extend_from_slice(response.status().canonical_reason().unwrap_or("").as_bytes());
+    out.extend_from_slice(b"\r\n");
+    for (name, value) in response.headers() {
+        if *name != CONNECTION && *name != TRANSFER_ENCODING && *name != KEEP_ALIVE {
+            push_field(out, name.as_str(), value.as_bytes());
+        }
+    }
+    if !response.headers().contains_key(DATE) {
+        push_field(out, "date", crate::http::serve::date_now().as_bytes());
+    }
+    if plan.state_length {
+        match plan.framing {
+            Framing::Length(length) => push_field(out, "content-length", length.to_string().as_bytes()),
+            Framing::Chunked => push_field(out, "transfer-encoding", b"chunked"),
+            Framing::UntilClose => {}
+        }
+    }
+    if !keep {
+        push_field(out, "connection", b"close");
+    } else if asked.version == Version::HTTP_10 {
+        push_field(out, "connection", b"keep-alive");
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+fn push_field(out: &mut BytesMut, name: &str, value: &[u8]) {
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}

@@ -1,0 +1,313 @@
+//! Heads of requests and responses: where they end, what they say, how their bodies are framed.
+//!
+//! Refused rather than guessed at: a bare LF, folded lines, space before a colon, both `Content-Length` and
+//! `Transfer-Encoding`, more than one `Content-Length`, any transfer coding but `chunked`, a missing or second
+//! `Host`.
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING,
+};
+use http::{Method, StatusCode, Uri, Version};
+
+/// Headers parsed on the stack; a higher limit costs an allocation.
+const HEADERS_INLINE: usize = 100;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadLimits {
+    pub headers_max: usize,
+    pub bytes_max: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeadError {
+    #[error("{0}")]
+    Malformed(&'static str),
+    #[error("the header section has too many fields or bytes")]
+    TooLarge,
+    #[error("the request target is too long")]
+    UriTooLong,
+    #[error("the expectation is not 100-continue")]
+    Expectation,
+}
+
+/// How long a body is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    Length(u64),
+    Chunked,
+    /// Responses only: until the connection ends.
+    UntilClose,
+}
+
+#[derive(Debug)]
+pub struct RequestHead {
+    pub method: Method,
+    pub uri: Uri,
+    pub version: Version,
+    pub headers: HeaderMap,
+    pub framing: Framing,
+    pub keep_alive: bool,
+    pub expect_continue: bool,
+}
+
+#[derive(Debug)]
+pub struct ResponseHead {
+    pub status: StatusCode,
+    pub version: Version,
+    pub headers: HeaderMap,
+    pub framing: Framing,
+    pub keep_alive: bool,
+}
+
+/// Finds heads in a growing buffer without looking at a byte twice.
+#[derive(Debug, Default)]
+pub struct HeadReader {
+    scanned: usize,
+    /// Where the line being scanned begins.
+    line_start: usize,
+    lines: usize,
+}
+
+impl HeadReader {
+    /// Takes a request head off the front of the buffer, if it is complete.
+    pub fn request(
+        &mut self,
+        buffer: &mut BytesMut,
+        limits: HeadLimits,
+    ) -> Result<Option<RequestHead>, HeadError> {
+        self.skip_empty_line(buffer)?;
+        match self.find_end(buffer, limits)? {
+            Some(end) => parse_request(&buffer.split_to(end).freeze(), limits).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Takes a response head off the front of the buffer, if it is complete.
+    pub fn response(
+        &mut self,
+        buffer: &mut BytesMut,
+        limits: HeadLimits,
+        method: &Method,
+    ) -> Result<Option<ResponseHead>, HeadError> {
+        match self.find_end(buffer, limits)? {
+            Some(end) => parse_response(&buffer.split_to(end).freeze(), limits, method).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// One empty line before a request is forgiven (RFC 9112, 2.2).
+    fn skip_empty_line(&self, buffer: &mut BytesMut) -> Result<(), HeadError> {
+        if self.scanned == 0 && buffer.first() == Some(&b'\r') {
+            match buffer.get(1) {
+                Some(b'\n') => buffer.advance(2),
+                Some(_) => return Err(HeadError::Malformed("a carriage return stands alone")),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The length of the head, once its empty line has arrived.
+    fn find_end(&mut self, buffer: &BytesMut, limits: HeadLimits) -> Result<Option<usize>, HeadError> {
+        while let Some(at) = memchr::memchr(b'\n', &buffer[self.scanned..]) {
+            let newline = self.scanned + at;
+            if newline == 0 || buffer[newline - 1] != b'\r' {
+                return Err(HeadError::Malformed("a line does not end in CR LF"));
+            }
+            let empty = newline - 1 == self.line_start;
+            self.scanned = newline + 1;
+            self.line_start = newline + 1;
+            if empty {
+                *self = HeadReader::default();
+                let fits = newline < limits.bytes_max;
+                return if fits { Ok(Some(newline + 1)) } else { Err(HeadError::TooLarge) };
+            }
+            self.lines += 1;
+            if self.lines == 1 && newline > uri_max(limits) {
+                return Err(HeadError::UriTooLong);
+            }
+            if self.lines > limits.headers_max + 1 {
+                return Err(HeadError::TooLarge);
+            }
+        }
+        self.scanned = buffer.len();
+        if self.lines == 0 && buffer.len() > uri_max(limits) {
+            return Err(HeadError::UriTooLong);
+        }
+        if buffer.len() > limits.bytes_max { Err(HeadError::TooLarge) } else { Ok(None) }
+    }
+}
+
+/// A request line may take a quarter of the header section.
+fn uri_max(limits: HeadLimits) -> usize {
+    limits.bytes_max / 4
+}
+
+/// Slots for as many headers as the limits allow; `many` is filled only if the inline ones do not suffice.
+fn slots<'a, 'h>(
+    inline: &'a mut [httparse::Header<'h>; HEADERS_INLINE],
+    many: &'a mut Vec<httparse::Header<'h>>,
+    limits: HeadLimits,
+) -> &'a mut [httparse::Header<'h>] {
+    if limits.headers_max <= HEADERS_INLINE {
+        return inline;
+    }
+    many.resize(limits.headers_max, httparse::EMPTY_HEADER);
+    many
+}
+
+fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, HeadError> {
+    let (mut inline, mut many) = ([httparse::EMPTY_HEADER; HEADERS_INLINE], Vec::new());
+    let mut parsed = httparse::Request::new(slots(&mut inline, &mut many, limits));
+    match parsed.parse(head) {
+        Ok(httparse::Status::Complete(_)) => {}
+        Ok(httparse::Status::Partial) => return Err(HeadError::Malformed("the head is incomplete")),
+        Err(error) => return Err(malformed(error)),
+    }
+    let (Some(method), Some(target), Some(version)) = (parsed.method, parsed.path, parsed.version) else {
+        return Err(HeadError::Malformed("the request line is incomplete"));
+    };
+    let method = Method::from_bytes(method.as_bytes())
+        .map_err(|_bad| HeadError::Malformed("the method is no token"))?;
+    let version = if version == 0 { Version::HTTP_10 } else { Version::HTTP_11 };
+    if target.contains('#') {
+        return Err(HeadError::Malformed("the request target holds a fragment"));
+    }
+    let uri = Uri::from_maybe_shared(head.slice_ref(target.as_bytes()))
+        .map_err(|_bad| HeadError::Malformed("the request target is no valid URI"))?;
+    let headers = header_map(head, parsed.headers)?;
+    check_host(&headers, version)?;
+    let framing = request_framing(&headers, version)?;
+    let keep_alive = keeps_alive(&headers, version);
+    let expect_continue = expects_continue(&headers, version)?;
+    Ok(RequestHead { method, uri, version, headers, framing, keep_alive, expect_continue })
+}
+
+fn parse_response(head: &Bytes, limits: HeadLimits, method: &Method) -> Result<ResponseHead, HeadError> {
+    let (mut inline, mut many) = ([httparse::EMPTY_HEADER; HEADERS_INLINE], Vec::new());
+    let mut parsed = httparse::Response::new(slots(&mut inline, &mut many, limits));
+    match parsed.parse(head) {
+        Ok(httparse::Status::Complete(_)) => {}
+        Ok(httparse::Status::Partial) => return Err(HeadError::Malformed("the head is incomplete")),
+        Err(error) => return Err(malformed(error)),
+    }
+    let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
+    let status = status.ok_or(HeadError::Malformed("the status is no valid code"))?;
+    let version = if parsed.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
+    let headers = header_map(head, parsed.headers)?;
+    let framing = response_framing(&headers, status, method)?;
+    let keep_alive = keeps_alive(&headers, version) && framing != Framing::UntilClose;
+    Ok(ResponseHead { status, version, headers, framing, keep_alive })
+}
+
+fn malformed(error: httparse::Error) -> HeadError {
+    match error {
+        httparse::Error::TooManyHeaders => HeadError::TooLarge,
+        httparse::Error::HeaderName => HeadError::Malformed("a field name is malformed"),
+        httparse::Error::HeaderValue => HeadError::Malformed("a field value holds a forbidden character"),
+        httparse::Error::Version => HeadError::Malformed("the version is not HTTP/1.0 or HTTP/1.1"),
+        httparse::Error::Token => HeadError::Malformed("the first line is malformed"),
+        _ => HeadError::Malformed("the head is malformed"),
+    }
+}
+
+/// The fields as a map whose values share the head's memory.
+fn header_map(head: &Bytes, parsed: &[httparse::Header<'_>]) -> Result<HeaderMap, HeadError> {
+    let mut headers = HeaderMap::with_capacity(parsed.len());
+    for field in parsed {
+        let name = HeaderName::from_bytes(field.name.as_bytes())
+            .map_err(|_bad| HeadError::Malformed("a field name is malformed"))?;
+        let value = HeaderValue::from_maybe_shared(head.slice_ref(field.value))
+            .map_err(|_bad| HeadError::Malformed("a field value holds a forbidden character"))?;
+        headers.append(name, value);
+    }
+    Ok(headers)
+}
+
+fn check_host(headers: &HeaderMap, version: Version) -> Result<(), HeadError> {
+    let mut hosts = headers.get_all(HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (Some(_), Some(_)) => Err(HeadError::Malformed("there is more than one Host")),
+        (None, _) if version == Version::HTTP_11 => Err(HeadError::Malformed("there is no Host")),
+        _ => Ok(()),
+    }
+}
+
+/// `Content-Length`, if there is exactly one and it is nothing but digits.
+fn content_length(headers: &HeaderMap) -> Result<Option<u64>, HeadError> {
+    let mut values = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return Err(HeadError::Malformed("there is more than one Content-Length"));
+    }
+    let digits = value.as_bytes();
+    if digits.is_empty() || digits.len() > 18 || !digits.iter().all(u8::is_ascii_digit) {
+        return Err(HeadError::Malformed("Content-Length is no number"));
+    }
+    Ok(Some(digits.iter().fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0'))))
+}
+
+/// Whether the body is chunked; any other transfer coding is refused.
+fn is_chunked(headers: &HeaderMap) -> Result<bool, HeadError> {
+    let mut values = headers.get_all(TRANSFER_ENCODING).iter();
+    match (values.next(), values.next()) {
+        (None, _) => Ok(false),
+        (Some(value), None) if value.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(true),
+        _ => Err(HeadError::Malformed("the transfer coding is not exactly chunked")),
+    }
+}
+
+fn request_framing(headers: &HeaderMap, version: Version) -> Result<Framing, HeadError> {
+    let (chunked, length) = (is_chunked(headers)?, content_length(headers)?);
+    match (chunked, length) {
+        (true, Some(_)) => Err(HeadError::Malformed("both Content-Length and Transfer-Encoding are present")),
+        (true, None) if version == Version::HTTP_10 => {
+            Err(HeadError::Malformed("HTTP/1.0 has no Transfer-Encoding"))
+        }
+        (true, None) => Ok(Framing::Chunked),
+        (false, length) => Ok(Framing::Length(length.unwrap_or(0))),
+    }
+}
+
+fn response_framing(headers: &HeaderMap, status: StatusCode, method: &Method) -> Result<Framing, HeadError> {
+    let bodiless =
+        status.is_informational() || matches!(status.as_u16(), 204 | 304) || method == Method::HEAD;
+    let (chunked, length) = (is_chunked(headers)?, content_length(headers)?);
+    if bodiless {
+        return Ok(Framing::Length(0));
+    }
+    match (chunked, length) {
+        (true, Some(_)) => Err(HeadError::Malformed("both Content-Length and Transfer-Encoding are present")),
+        (true, None) => Ok(Framing::Chunked),
+        (false, Some(length)) => Ok(Framing::Length(length)),
+        (false, None) => Ok(Framing::UntilClose),
+    }
+}
+
+/// Whether `Connection` lists the word.
+pub fn connection_has(headers: &HeaderMap, word: &str) -> bool {
+    let mut values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    values.any(|value| value.split(',').any(|item| item.trim().eq_ignore_ascii_case(word)))
+}
+
+fn keeps_alive(headers: &HeaderMap, version: Version) -> bool {
+    if version == Version::HTTP_10 {
+        connection_has(headers, "keep-alive")
+    } else {
+        !connection_has(headers, "close")
+    }
+}
+
+fn expects_continue(headers: &HeaderMap, version: Version) -> Result<bool, HeadError> {
+    match headers.get(EXPECT) {
+        Some(value) if value.as_bytes().eq_ignore_ascii_case(b"100-continue") => {
+            Ok(version == Version::HTTP_11)
+        }
+        Some(_) => Err(HeadError::Expectation),
+        None => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! A byte stream of any kind a listener can produce.
+
+use bytes::{Buf, Bytes};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::server::TlsStream;
+
+/// A connection, and bytes that were read ahead of it.
+#[derive(Debug)]
+pub struct Io {
+    stream: Stream,
+    ahead: Bytes,
+}
+
+#[derive(Debug)]
+enum Stream {
+    Tcp(TcpStream),
+    Tls(Box<TlsStream<Io>>),
+    Unix(UnixStream),
+}
+
+impl From<TcpStream> for Io {
+    fn from(stream: TcpStream) -> Io {
+        Io { stream: Stream::Tcp(stream), ahead: Bytes::new() }
+    }
+}
+
+impl From<UnixStream> for Io {
+    fn from(stream: UnixStream) -> Io {
+        Io { stream: Stream::Unix(stream), ahead: Bytes::new() }
+    }
+}
+
+impl From<TlsStream<Io>> for Io {
+    fn from(stream: TlsStream<Io>) -> Io {
+        Io { stream: Stream::Tls(Box::new(stream)), ahead: Bytes::new() }
+    }
+}
+
+impl Io {
+    /// Gives back bytes that were read too early; they are the next to be read.
+    pub(crate) fn unread(&mut self, bytes: Bytes) {
+        debug_assert!(self.ahead.is_empty(), "only one look ahead is ever taken");
+        self.ahead = bytes;
+    }
+}
+
+impl AsyncRead for Io {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        if !self.ahead.is_empty() {
+            let take = self.ahead.len().min(out.remaining());
+            out.put_slice(&self.ahead[..take]);
+            self.ahead.advance(take);
+            return Poll::Ready(Ok(()));
+        }
+        match &mut self.stream {
+            Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, out),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, out),
+            Stream::Unix(stream) => Pin::new(stream).poll_read(cx, out),
+        }
+    }
+}
+
+impl AsyncWrite for Io {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        match &mut self.stream {
+            Stream::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        match &mut self.stream {
+            Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bytes),
+            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bytes),
+            Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bytes),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        match &mut self.stream {
+            // Nothing is buffered below a plain socket.
+            Stream::Tcp(_) | Stream::Unix(_) => Poll::Ready(Ok(())),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        match &mut self.stream {
+            Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => {
+                ready!(Pin::new(&mut *stream).poll_flush(cx))?;
+                Pin::new(stream).poll_shutdown(cx)
+            }
+            Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}

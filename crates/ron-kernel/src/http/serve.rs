@@ -1,0 +1,393 @@
+//! The accept loop: a place before the accept, caps, handshake, protocol, drain.
+
+use super::body::Body;
+use super::h1::conn::{Conn, End};
+use super::h1::head::HeadLimits;
+use super::io::Io;
+use super::listener::{Bound, Peer};
+use super::table::{ConnTable, Entry, Order, Phase, PhaseLimits, Place};
+use super::{h2, proxy_protocol};
+use crate::admission::client_ip::TrustedProxies;
+use crate::inventory::{TaskSort, TaskSpec};
+use crate::kernel::Service;
+use crate::metrics::{Counter, Family};
+use crate::reason::Rejections;
+use crate::shutdown;
+use crate::task::TaskResult;
+use crate::tls::TlsServer;
+use arc_swap::{ArcSwap, Guard};
+use bytes::{Buf, BytesMut};
+use http::{Request, Response};
+use std::cell::RefCell;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::io::AsyncReadExt;
+
+/// The three kinds of task a server adds to its service.
+pub const LISTENER_TASK: &str = "listener";
+pub const SWEEPER_TASK: &str = "sweeper";
+pub const CONN_TASK: &str = "conn";
+
+/// The declarations of those tasks for a service's document.
+pub const fn server_tasks(service: &'static str) -> [TaskSpec; 3] {
+    [
+        TaskSpec {
+            service,
+            kind: LISTENER_TASK,
+            sort: TaskSort::Permanent,
+            does: "takes a place, accepts, starts a connection",
+        },
+        TaskSpec {
+            service,
+            kind: SWEEPER_TASK,
+            sort: TaskSort::Permanent,
+            does: "closes idle and slow connections, passes shutdown on",
+        },
+        TaskSpec {
+            service,
+            kind: CONN_TASK,
+            sort: TaskSort::Scoped,
+            does: "serves one connection's requests",
+        },
+    ]
+}
+
+/// What answers requests.
+pub trait Handler: Send + Sync + 'static {
+    /// Answers one request. A panic is answered 500; a drop means that the client left.
+    fn call(&self, request: Request<Body>, conn: &ConnInfo) -> impl Future<Output = Response<Body>> + Send;
+}
+
+/// Limits of a server; swapped as a whole on reload.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerLimits {
+    pub conns_max: usize,
+    pub conns_per_ip_max: usize,
+    pub headers_max: usize,
+    pub header_bytes_max: usize,
+    /// For a handshake, for a head, and between two pieces of a body.
+    pub read_timeout: Duration,
+    /// Between two pieces of a response that the client takes.
+    pub write_timeout: Duration,
+    pub idle_timeout: Duration,
+    pub trusted_proxies: TrustedProxies,
+    /// Trusted proxies begin each connection with a PROXY header.
+    pub proxy_protocol: bool,
+}
+
+impl ServerLimits {
+    pub(crate) fn head(&self) -> HeadLimits {
+        HeadLimits { headers_max: self.headers_max, bytes_max: self.header_bytes_max }
+    }
+}
+
+/// What is known of a connection before its first request.
+#[derive(Clone, Debug)]
+pub struct ConnInfo {
+    /// The client as the transport or the PROXY header names it.
+    pub peer: Peer,
+    /// The connection is encrypted.
+    pub secure: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Timeouts {
+    pub(crate) read: Counter,
+    pub(crate) write: Counter,
+    handshake: Counter,
+}
+
+/// A server: one handler behind any number of listeners.
+pub struct Server<H> {
+    pub(crate) service: Service,
+    pub(crate) handler: H,
+    limits: ArcSwap<ServerLimits>,
+    table: Arc<ConnTable>,
+    pub(crate) rejections: Rejections,
+    pub(crate) timeouts: Timeouts,
+    requests: Arc<Family<Counter, 4>>,
+    listeners: AtomicUsize,
+}
+
+impl<H> std::fmt::Debug for Server<H> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Server({})", self.service.name())
+    }
+}
+
+impl<H: Handler> Server<H> {
+    pub fn new(service: &Service, handler: H, limits: ServerLimits) -> Arc<Server<H>> {
+        let table = ConnTable::new(limits.conns_max);
+        let open = table.clone();
+        let name = service.name();
+        service.metrics().computed("connections_open", "Open connections.", "gauge", move |rows| {
+            rows.row(&[("service", name)], open.open());
+        });
+        let server = Arc::new(Server {
+            service: service.clone(),
+            handler,
+            limits: ArcSwap::from_pointee(limits),
+            table,
+            rejections: Rejections::new(service),
+            timeouts: Timeouts {
+                read: service.io_timeout("read"),
+                write: service.io_timeout("write"),
+                handshake: service.io_timeout("handshake"),
+            },
+            requests: requests_family(service),
+            listeners: AtomicUsize::new(0),
+        });
+        let sweeping = server.clone();
+        service.permanent(SWEEPER_TASK, 0, move || sweep(sweeping.clone()));
+        server
+    }
+
+    /// Starts to accept on a bound socket.
+    pub fn listen(self: &Arc<Self>, bound: Bound, tls: Option<Arc<TlsServer>>) {
+        let index = self.listeners.fetch_add(1, Ordering::SeqCst);
+        let (server, bound) = (self.clone(), Arc::new(bound));
+        self.service
+            .permanent(LISTENER_TASK, index, move || accept(server.clone(), bound.clone(), tls.clone()));
+    }
+
+    pub fn handler(&self) -> &H {
+        &self.handler
+    }
+
+    pub fn limits(&self) -> Guard<Arc<ServerLimits>> {
+        self.limits.load()
+    }
+
+    /// Takes effect at once, for new and for open connections.
+    pub fn set_limits(&self, limits: ServerLimits) {
+        self.table.set_max(limits.conns_max);
+        self.limits.store(Arc::new(limits));
+    }
+
+    /// Counts an answer to something that never became a routed request.
+    pub(crate) fn count_unrouted(&self, status: u16) {
+        self.requests.with([self.service.name(), "none", "none", &status.to_string()]).inc();
+    }
+
+    fn close_listener(&self) {
+        if self.listeners.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.service.kernel().health().listeners_closed(self.service.name());
+        }
+    }
+}
+
+/// `http_requests_total`, shared by everything that answers requests.
+pub fn requests_family(service: &Service) -> Arc<Family<Counter, 4>> {
+    service.metrics().family(
+        "http_requests_total",
+        "Requests answered.",
+        ["service", "route", "method", "status"],
+    )
+}
+
+/// Passes time and shutdown on to the connections.
+async fn sweep<H: Handler>(server: Arc<Server<H>>) -> TaskResult {
+    let shutdown = server.service.shutdown().clone();
+    loop {
+        let limits = server.limits();
+        let phases = PhaseLimits { head: limits.read_timeout, idle: limits.idle_timeout };
+        drop(limits);
+        let period =
+            (phases.head.min(phases.idle) / 20).clamp(Duration::from_millis(5), Duration::from_millis(100));
+        tokio::select! {
+            biased;
+            () = shutdown.draining() => break,
+            () = tokio::time::sleep(period) => server.table.sweep(phases),
+        }
+    }
+    // Connections accepted in the last moment are told as well, until none is left to tell.
+    let mut order = Order::Drain;
+    while server.service.tasks().live_of(CONN_TASK) > 0 {
+        server.table.order_all(order);
+        tokio::select! {
+            biased;
+            () = shutdown.reached(shutdown::Phase::Aborting), if order == Order::Drain => order = Order::Abort,
+            () = tokio::time::sleep(Duration::from_millis(20)) => {}
+        }
+    }
+    Ok(())
+}
+
+async fn accept<H: Handler>(
+    server: Arc<Server<H>>,
+    bound: Arc<Bound>,
+    tls: Option<Arc<TlsServer>>,
+) -> TaskResult {
+    let shutdown = server.service.shutdown().clone();
+    let mut failures = 0u32;
+    loop {
+        let place = tokio::select! {
+            biased;
+            () = shutdown.draining() => break,
+            place = server.table.place() => place,
+        };
+        let accepted = tokio::select! {
+            biased;
+            () = shutdown.draining() => break,
+            accepted = bound.accept() => accepted,
+        };
+        match accepted {
+            Ok((io, peer)) => {
+                failures = 0;
+                start(&server, server.table.upgrade(place), io, peer, tls.clone());
+            }
+            Err(error) => {
+                // Out of descriptors, or the client left already: wait a little, accept on.
+                failures += 1;
+                if failures.is_power_of_two() {
+                    tracing::warn!(service = server.service.name(), %error, failures, "accept failed");
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    }
+    server.close_listener();
+    Ok(())
+}
+
+/// Starts the task of an accepted connection.
+fn start<H: Handler>(server: &Arc<Server<H>>, place: Place, io: Io, peer: Peer, tls: Option<Arc<TlsServer>>) {
+    let limits = server.limits();
+    let counted = peer.ip().filter(|ip| !place.reserve && !limits.trusted_proxies.trusts(*ip));
+    let entry = match counted {
+        Some(ip) if !server.table.admit_ip(ip, limits.conns_per_ip_max) => {
+            let Some(reserve) = server.table.reserve_place() else { return };
+            drop(place);
+            server.table.enter(reserve, None)
+        }
+        counted => server.table.enter(place, counted),
+    };
+    let state = entry.state.clone();
+    let serving = server.clone();
+    server.service.scoped(CONN_TASK, move || state.describe(), async move {
+        connection(&serving, entry, io, peer, tls).await;
+    });
+}
+
+async fn connection<H: Handler>(
+    server: &Arc<Server<H>>,
+    mut entry: Entry,
+    mut io: Io,
+    peer: Peer,
+    tls: Option<Arc<TlsServer>>,
+) {
+    let mut info = ConnInfo { peer, secure: tls.is_some() };
+    let state = entry.state.clone();
+    let limits = server.limits().clone();
+    let prepared = async {
+        if limits.proxy_protocol
+            && peer.ip().is_some_and(|ip| limits.trusted_proxies.trusts(ip))
+            && let Some(client) = read_proxy_header(&mut io).await?
+        {
+            info.peer = Peer::Tcp(client);
+        }
+        let Some(tls) = tls else { return Ok((io, false)) };
+        let stream = tls.accept(io).await?;
+        let (_, session) = stream.get_ref();
+        let is_h2 = session.alpn_protocol() == Some(b"h2");
+        Ok::<_, std::io::Error>((Io::from(stream), is_h2))
+    };
+    let prepared = tokio::select! {
+        biased;
+        order = state.ordered(Order::Close) => {
+            if order == Order::TimedOut {
+                server.timeouts.handshake.inc();
+            }
+            return;
+        }
+        prepared = prepared => prepared,
+    };
+    let (io, is_h2) = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            tracing::debug!(service = server.service.name(), %error, "handshake failed");
+            return;
+        }
+    };
+    state.set_phase(Phase::Head);
+    if entry.is_reserve() {
+        Conn::new(server, &mut entry, &info, io).turn_away().await;
+        return;
+    }
+    let io = if is_h2 {
+        io
+    } else {
+        // Boxed: the future of a connection holds that of its handler.
+        match Box::pin(Conn::new(server, &mut entry, &info, io).run()).await {
+            End::Http2(io) => io,
+            End::Closed => return,
+        }
+    };
+    Box::pin(h2::serve(server, &mut entry, info, io)).await;
+}
+
+async fn read_proxy_header(io: &mut Io) -> std::io::Result<Option<SocketAddr>> {
+    let mut buffer = BytesMut::new();
+    loop {
+        match proxy_protocol::parse(&buffer) {
+            Ok(Some((length, client))) => {
+                buffer.advance(length);
+                io.unread(buffer.freeze());
+                return Ok(client);
+            }
+            Ok(None) => {
+                if io.read_buf(&mut buffer).await? == 0 {
+                    return Err(std::io::ErrorKind::UnexpectedEof.into());
+                }
+            }
+            Err(reason) => return Err(std::io::Error::other(reason)),
+        }
+    }
+}
+
+/// The current date as HTTP writes it, made once a second and thread.
+pub(crate) fn date_now() -> String {
+    thread_local! {
+        static DATE: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    DATE.with_borrow_mut(|(second, text)| {
+        if *second != now || text.is_empty() {
+            *second = now;
+            *text = http_date(now);
+        }
+        text.clone()
+    })
+}
+
+/// A Unix time as `Sun, 06 Nov 1994 08:49:37 GMT`.
+pub(crate) fn http_date(unix: u64) -> String {
+    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
+    const MONTHS: [&str; 12] =
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let (days, second) = (unix / 86_400, unix % 86_400);
+    // Civil date from a day count, with years that begin in March so that a leap day comes last.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_index = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_index + 2) / 5 + 1;
+    let month = if month_index < 10 { month_index + 2 } else { month_index - 10 };
+    let year = era * 400 + year_of_era + u64::from(month < 2);
+    let index = |n: u64| usize::try_from(n).unwrap_or(0);
+    format!(
+        "{}, {day:02} {} {year:04} {:02}:{:02}:{:02} GMT",
+        DAYS[index(days % 7)],
+        MONTHS[index(month)],
+        second / 3600,
+        second / 60 % 60,
+        second % 60
+    )
+}
+
+#[cfg(test)]
+mod tests;

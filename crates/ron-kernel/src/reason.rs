@@ -1,0 +1,116 @@
+//! Why a request was refused: one list for status, header, metric label, log line and document.
+
+use crate::kernel::Service;
+use crate::metrics::Counter;
+use http::StatusCode;
+
+macro_rules! reasons {
+    ($( $variant:ident = $code:literal, $status:literal, $retryable:literal, $title:literal; )+) => {
+        /// A short, stable code; the same in `X-Reason`, the problem body, the metric and the log.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Reason { $( #[doc = $title] $variant, )+ }
+
+        impl Reason {
+            pub const ALL: &'static [Reason] = &[$( Reason::$variant, )+];
+
+            pub const fn code(self) -> &'static str {
+                match self { $( Reason::$variant => $code, )+ }
+            }
+
+            /// The status it is answered with.
+            pub const fn status(self) -> u16 {
+                match self { $( Reason::$variant => $status, )+ }
+            }
+
+            /// Whether sending the same request again later can succeed.
+            pub const fn retryable(self) -> bool {
+                match self { $( Reason::$variant => $retryable, )+ }
+            }
+
+            pub const fn title(self) -> &'static str {
+                match self { $( Reason::$variant => $title, )+ }
+            }
+        }
+    };
+}
+
+reasons! {
+    Malformed = "malformed", 400, false, "The request is malformed";
+    Unauth = "unauth", 401, false, "Credentials are required";
+    TokenInvalid = "token_invalid", 401, false, "The token is not valid";
+    TokenExpired = "token_expired", 401, false, "The token has expired";
+    TokenAudience = "token_audience", 401, false, "The token is meant for another audience";
+    Forbidden = "forbidden", 403, false, "The credentials do not allow this";
+    NoRoute = "no_route", 404, false, "No route leads here";
+    NotFound = "not_found", 404, false, "There is nothing here";
+    Method = "method", 405, false, "The method is not allowed here";
+    ReadTimeout = "read_timeout", 408, true, "The request did not arrive in time";
+    LengthRequired = "length_required", 411, false, "A Content-Length is required";
+    BodyCap = "body_cap", 413, false, "The body is too large";
+    DecodedCap = "decoded_cap", 413, false, "The decoded body is too large";
+    DecodedRatio = "decoded_ratio", 413, false, "The body is compressed too well to be decoded safely";
+    Uri = "uri", 414, false, "The request target is too long";
+    UnsupportedEncoding = "unsupported_encoding", 415, false, "The content coding is not supported";
+    Expectation = "expectation", 417, false, "The expectation cannot be met";
+    Invalid = "invalid", 422, false, "The request was understood and refused";
+    QuotaGlobal = "quota_global", 429, true, "The rate limit of this service is reached";
+    QuotaIp = "quota_ip", 429, true, "The rate limit of this address is reached";
+    Busy = "busy", 429, true, "The queue has no place for this request";
+    Headers = "headers", 431, false, "The header section is too large";
+    Internal = "internal", 500, false, "An internal error";
+    MethodUnknown = "method_unknown", 501, false, "The method is not known";
+    UpstreamError = "upstream_error", 502, true, "The upstream failed";
+    Conns = "conns", 503, true, "Too many connections";
+    Draining = "draining", 503, true, "The service is shutting down";
+    NoUpstream = "no_upstream", 503, true, "No upstream can take the request";
+    Shed = "shed", 503, true, "The service is over its capacity";
+    Deadline = "deadline", 504, true, "The deadline has passed";
+}
+
+impl Reason {
+    pub fn status_code(self) -> StatusCode {
+        StatusCode::from_u16(self.status()).expect("the table holds valid statuses")
+    }
+}
+
+/// `rejected_total` of one service, a counter per reason, fetched once.
+#[derive(Clone, Debug)]
+pub struct Rejections {
+    counters: Vec<Counter>,
+}
+
+impl Rejections {
+    pub fn new(service: &Service) -> Rejections {
+        let counter = |reason: &Reason| {
+            service.counter("rejected_total", "Requests refused, by reason.", "reason", reason.code())
+        };
+        Rejections { counters: Reason::ALL.iter().map(counter).collect() }
+    }
+
+    pub fn count(&self, reason: Reason) {
+        self.counters[reason as usize].inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clients and dashboards depend on these: change a line only together with the changelog.
+    #[test]
+    fn reasons_and_their_statuses_are_pinned() {
+        let table: Vec<String> = Reason::ALL.iter().map(|r| format!("{} {}", r.status(), r.code())).collect();
+        let golden = include_str!("reason/golden.txt");
+        assert_eq!(table.join("\n"), golden.trim_end());
+    }
+
+    #[test]
+    fn capacity_and_share_are_never_mixed() {
+        for reason in Reason::ALL {
+            let share = matches!(reason, Reason::QuotaGlobal | Reason::QuotaIp | Reason::Busy);
+            assert_eq!(reason.status() == 429, share, "{}", reason.code());
+            assert_eq!(reason.status_code().as_u16(), reason.status());
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Capabilities: Biscuits that say what their bearer may do, checked locally, narrowed by anyone.
+
+use crate::key::{PrivateKey, PublicKey};
+use crate::reason::Reason;
+use biscuit_auth::builder::{Algorithm, AuthorizerBuilder, BlockBuilder};
+use biscuit_auth::error::{FailedCheck, Logic};
+use biscuit_auth::{AuthorizerLimits, Biscuit, KeyPair, UnverifiedBiscuit, error};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The longest token that is looked at.
+const TOKEN_BYTES_MAX: usize = 8 << 10;
+/// Time one token's checks may take.
+const CHECK_TIME: Duration = Duration::from_millis(5);
+
+/// What a token is limited to. Scopes and tenant are granted when it is minted and narrowed when attenuated.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Grant {
+    pub scopes: Vec<String>,
+    pub tenant: Option<String>,
+    pub audience: Option<String>,
+    pub path_prefix: Option<String>,
+    pub method: Option<String>,
+    pub ttl: Option<Duration>,
+}
+
+/// What a bearer wants to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish<'a> {
+    pub scope: &'a str,
+    pub method: &'a str,
+    pub path: &'a str,
+    /// What this service calls itself.
+    pub audience: &'a str,
+}
+
+/// What a good token says of its bearer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bearer {
+    pub tenant: Option<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    #[error("the token cannot be made: {0}")]
+    Make(error::Token),
+    #[error("this is no token: {0}")]
+    Parse(error::Token),
+    #[error("{0} may hold letters, digits and - _ . : / only")]
+    Word(&'static str),
+    #[error("a token needs at least one scope")]
+    NoScope,
+}
+
+impl Grant {
+    /// Everything goes into the token's program as text, so only plain words are let in.
+    fn check_words(&self) -> Result<(), TokenError> {
+        let plain = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.:/*".contains(c));
+        let words = [
+            ("a scope", self.scopes.iter().all(|scope| !scope.is_empty() && plain(scope))),
+            ("the tenant", self.tenant.as_deref().is_none_or(plain)),
+            ("the audience", self.audience.as_deref().is_none_or(plain)),
+            ("the path", self.path_prefix.as_deref().is_none_or(plain)),
+            ("the method", self.method.as_deref().is_none_or(plain)),
+        ];
+        words.into_iter().find(|(_, good)| !good).map_or(Ok(()), |(what, _)| Err(TokenError::Word(what)))
+    }
+
+    /// The limits that hold for a minted and an attenuated token alike.
+    fn caveats(&self, now: SystemTime) -> String {
+        let mut code = String::new();
+        if let Some(audience) = &self.audience {
+            code += &format!("check if audience(\"{audience}\");\n");
+        }
+        if let Some(prefix) = &self.path_prefix {
+            code += &format!("check if path($p), $p.starts_with(\"{prefix}\");\n");
+        }
+        if let Some(method) = &self.method {
+            code += &format!("check if method(\"{}\");\n", method.to_ascii_uppercase());
+        }
+        if let Some(ttl) = self.ttl {
+            let until = now.duration_since(UNIX_EPOCH).unwrap_or_default() + ttl;
+            code += &format!("check if now($t), $t < {};\n", until.as_secs());
+        }
+        code
+    }
+
+    pub fn mint(&self, key: &PrivateKey, now: SystemTime) -> Result<String, TokenError> {
+        self.check_words()?;
+        if self.scopes.is_empty() {
+            return Err(TokenError::NoScope);
+        }
+        let mut code: String = self.scopes.iter().map(|scope| format!("scope(\"{scope}\");\n")).collect();
+        if let Some(tenant) = &self.tenant {
+            code += &format!("tenant(\"{tenant}\");\n");
+        }
+        code += &self.caveats(now);
+        let key = biscuit_auth::PrivateKey::from_bytes(&key.seed(), Algorithm::Ed25519)
+            .map_err(|error| TokenError::Make(error.into()))?;
+        let token = Biscuit::builder().code(code).and_then(|builder| builder.build(&KeyPair::from(&key)));
+        token.and_then(|token| token.to_base64()).map_err(TokenError::Make)
+    }
+
+    /// Narrows a token. No key is needed, and nothing can be widened.
+    pub fn attenuate(&self, token: &str, now: SystemTime) -> Result<String, TokenError> {
+        self.check_words()?;
+        let parsed = UnverifiedBiscuit::from_base64(token).map_err(TokenError::Parse)?;
+        let mut code = self.caveats(now);
+        if !self.scopes.is_empty() {
+            let set: Vec<String> = self.scopes.iter().map(|scope| format!("\"{scope}\"")).collect();
+            code += &format!("check if need($s), {{{}}}.contains($s);\n", set.join(", "));
+        }
+        if let Some(tenant) = &self.tenant {
+            code += &format!("check if tenant(\"{tenant}\");\n");
+        }
+        let block = BlockBuilder::new().code(code).map_err(TokenError::Make)?;
+        parsed.append(block).and_then(|token| token.to_base64()).map_err(TokenError::Make)
+    }
+}
+
+/// What a token says, block by block, without checking its signature.
+pub fn inspect(token: &str) -> Result<Vec<String>, TokenError> {
+    let parsed = UnverifiedBiscuit::from_base64(token).map_err(TokenError::Parse)?;
+    let blocks = (0..parsed.block_count()).map(|index| parsed.print_block_source(index));
+    blocks.collect::<Result<_, _>>().map_err(TokenError::Parse)
+}
+
+/// The keys whose tokens are believed.
+#[derive(Clone, Debug)]
+pub struct Verifier {
+    roots: Vec<biscuit_auth::PublicKey>,
+}
+
+impl Verifier {
+    pub fn new(roots: &[PublicKey]) -> Verifier {
+        let convert = |key: &PublicKey| biscuit_auth::PublicKey::from_bytes(&key.0, Algorithm::Ed25519).ok();
+        Verifier { roots: roots.iter().filter_map(convert).collect() }
+    }
+
+    /// Checks the signature only: which root signed the token.
+    pub fn is_signed(&self, token: &str) -> bool {
+        self.parse(token).is_some()
+    }
+
+    fn parse(&self, token: &str) -> Option<Biscuit> {
+        if token.len() > TOKEN_BYTES_MAX {
+            return None;
+        }
+        self.roots.iter().find_map(|root| Biscuit::from_base64(token, *root).ok())
+    }
+
+    /// Decides whether the bearer may do what it wishes.
+    pub fn authorize(&self, token: &str, wish: Wish<'_>, now: SystemTime) -> Result<Bearer, Reason> {
+        let token = self.parse(token).ok_or(Reason::TokenInvalid)?;
+        let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let literal = |text: &str| serde_json::Value::from(text).to_string();
+        let code = format!(
+            "now({seconds}); need({}); method({}); path({}); audience({});\nallow if need($s), scope($s);",
+            literal(wish.scope),
+            literal(wish.method),
+            literal(wish.path),
+            literal(wish.audience)
+        );
+        let limits = AuthorizerLimits { max_facts: 200, max_iterations: 20, max_time: CHECK_TIME };
+        let mut authorizer = AuthorizerBuilder::new()
+            .code(code)
+            .and_then(|builder| builder.set_limits(limits).build(&token))
+            .map_err(|_not_a_program| Reason::TokenInvalid)?;
+        authorizer.authorize().map_err(|error| refusal(&error))?;
+        let tenants: Vec<(String,)> = authorizer.query("data($t) <- tenant($t)").unwrap_or_default();
+        Ok(Bearer { tenant: tenants.into_iter().next().map(|(tenant,)| tenant) })
+    }
+}
+
+/// Which caveat refused, so that the client is told what to mend.
+fn refusal(error: &error::Token) -> Reason {
+    let error::Token::FailedLogic(Logic::Unauthorized { checks, .. } | Logic::NoMatchingPolicy { checks }) =
+        error
+    else {
+        return Reason::TokenInvalid;
+    };
+    let rules: Vec<&str> = checks
+        .iter()
+        .map(|check| match check {
+            FailedCheck::Block(check) => check.rule.as_str(),
+            FailedCheck::Authorizer(check) => check.rule.as_str(),
+        })
+        .collect();
+    if rules.iter().any(|rule| rule.contains("now(")) {
+        Reason::TokenExpired
+    } else if rules.iter().any(|rule| rule.contains("audience(")) {
+        Reason::TokenAudience
+    } else {
+        Reason::Forbidden
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(scope: &str) -> Wish<'_> {
+        Wish { scope, method: "PUT", path: "/edge/cas", audience: "edge" }
+    }
+
+    fn setup() -> (PrivateKey, Verifier, SystemTime) {
+        let key = PrivateKey::generate().unwrap();
+        let verifier = Verifier::new(&[key.public()]);
+        (key, verifier, SystemTime::now())
+    }
+
+    fn grant(scopes: &[&str]) -> Grant {
+        Grant { scopes: scopes.iter().map(|s| (*s).to_owned()).collect(), ..Grant::default() }
+    }
+
+    #[test]
+    fn a_scope_is_needed_and_suffices() {
+        let (key, verifier, now) = setup();
+        let token = Grant { tenant: Some("acme".into()), ..grant(&["edge:write"]) }.mint(&key, now).unwrap();
+        let bearer = verifier.authorize(&token, wish("edge:write"), now).unwrap();
+        assert_eq!(bearer.tenant.as_deref(), Some("acme"));
+        assert_eq!(verifier.authorize(&token, wish("edge:purge"), now), Err(Reason::Forbidden));
+        let stranger = Verifier::new(&[PrivateKey::generate().unwrap().public()]);
+        assert_eq!(stranger.authorize(&token, wish("edge:write"), now), Err(Reason::TokenInvalid));
+        assert_eq!(verifier.authorize("nonsense", wish("edge:write"), now), Err(Reason::TokenInvalid));
+        assert_eq!(verifier.authorize(&"A".repeat(9000), wish("edge:write"), now), Err(Reason::TokenInvalid));
+    }
+
+    #[test]
+    fn every_caveat_refuses_with_its_own_reason() {
+        let (key, verifier, now) = setup();
+        let check = |grant: Grant, expected: Reason| {
+            let token = grant.mint(&key, now).unwrap();
+            assert_eq!(verifier.authorize(&token, wish("s"), now + Duration::from_secs(61)), Err(expected));
+        };
+        check(Grant { ttl: Some(Duration::from_secs(60)), ..grant(&["s"]) }, Reason::TokenExpired);
+        check(Grant { audience: Some("registry".into()), ..grant(&["s"]) }, Reason::TokenAudience);
+        check(Grant { path_prefix: Some("/other".into()), ..grant(&["s"]) }, Reason::Forbidden);
+        check(Grant { method: Some("get".into()), ..grant(&["s"]) }, Reason::Forbidden);
+        let all = Grant {
+            audience: Some("edge".into()),
+            path_prefix: Some("/edge/".into()),
+            method: Some("put".into()),
+            ttl: Some(Duration::from_secs(60)),
+            ..grant(&["s"])
+        };
+        assert!(verifier.authorize(&all.mint(&key, now).unwrap(), wish("s"), now).is_ok());
+    }
+
+    #[test]
+    fn attenuation_narrows_and_never_widens() {
+        let (key, verifier, now) = setup();
+        let token = grant(&["a", "b"]).mint(&key, now).unwrap();
+        let narrowed = grant(&["a", "c"]).attenuate(&token, now).unwrap();
+        assert!(verifier.authorize(&narrowed, wish("a"), now).is_ok());
+        assert_eq!(verifier.authorize(&narrowed, wish("b"), now), Err(Reason::Forbidden));
+        assert_eq!(verifier.authorize(&narrowed, wish("c"), now), Err(Reason::Forbidden));
+        assert_eq!(inspect(&narrowed).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_block_cannot_grant_itself_a_scope_or_smuggle_a_program() {
+        let (key, verifier, now) = setup();
+        let token = grant(&["a"]).mint(&key, now).unwrap();
+        let block = BlockBuilder::new().code("scope(\"b\");").unwrap();
+        let forged =
+            UnverifiedBiscuit::from_base64(&token).unwrap().append(block).unwrap().to_base64().unwrap();
+        assert_eq!(verifier.authorize(&forged, wish("b"), now), Err(Reason::Forbidden));
+        let smuggled = grant(&["a\"); scope(\"b"]).mint(&key, now).unwrap_err();
+        assert!(smuggled.to_string().contains("a scope"), "{smuggled}");
+    }
+}
