@@ -139,16 +139,21 @@ impl Health {
             };
             answer.ready &= !refuses;
             answer.degraded |= worst.is_some() || entry.state != State::Ready;
-            answer.missing.extend(entry.missing.keys().map(|cause| format!("{name}.{cause}")));
+            // The process itself is no service: its causes stand without a name, its state is not listed.
+            let is_kernel = *name == "kernel";
+            let full = |cause: &str| if is_kernel { cause.to_owned() } else { format!("{name}.{cause}") };
+            answer.missing.extend(entry.missing.keys().map(|cause| full(cause)));
             if let Some(cause) = match entry.state {
                 State::Starting => Some("starting"),
                 State::Draining => Some("draining"),
                 State::Failed => Some("failed"),
                 State::Ready => None,
             } {
-                answer.missing.push(format!("{name}.{cause}"));
+                answer.missing.push(full(cause));
             }
-            answer.services.insert(name, describe(entry.state, worst));
+            if !is_kernel {
+                answer.services.insert(name, describe(entry.state, worst));
+            }
         }
         (found || only.is_none()).then_some(answer)
     }

@@ -8,6 +8,7 @@ use crate::inventory::{ChannelKind, ChannelSpec, Inventory, Policy};
 use crate::metrics::{Counter, Family, Metrics};
 use crate::shutdown::{Phase, Shutdown};
 use crate::task::Tasks;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{broadcast, watch};
@@ -29,6 +30,8 @@ struct Inner {
     health: Health,
     bus: broadcast::Sender<KernelEvent>,
     services: Mutex<Vec<Service>>,
+    /// Whether a service that fails closed ends the process.
+    exit_on_fatal: AtomicBool,
     /// Set when a service failed closed or someone asked for the end.
     ending: watch::Sender<Option<Ending>>,
     _ending_kept_open: watch::Receiver<Option<Ending>>,
@@ -121,6 +124,7 @@ impl Kernel {
             health,
             bus,
             services: Mutex::default(),
+            exit_on_fatal: AtomicBool::new(true),
             ending,
             _ending_kept_open: kept,
         };
@@ -184,6 +188,11 @@ impl Kernel {
 
     pub fn services(&self) -> Vec<Service> {
         self.inner.services.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// `node.on_fatal`: whether a service that fails closed ends the process or leaves it to the others.
+    pub fn set_exit_on_fatal(&self, exit: bool) {
+        self.inner.exit_on_fatal.store(exit, Ordering::SeqCst);
     }
 
     /// Asks for the end of the process; the first reason stands.
@@ -330,6 +339,8 @@ impl Service {
             *phase = (*phase).max(Phase::Draining);
             running
         });
-        self.kernel.end(Ending::Fatal(format!("{}: {reason}", self.name)));
+        if self.kernel.inner.exit_on_fatal.load(Ordering::SeqCst) {
+            self.kernel.end(Ending::Fatal(format!("{}: {reason}", self.name)));
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! Start from [`kernel::Kernel`] and [`kernel::Service`]; then read [`task`], [`channel`], [`http`]. The kernel
 //! knows no service: it never names a route, a pack, a peer or an entry.
 
+pub mod admin;
 pub mod admission;
 pub mod bus;
 pub mod channel;
@@ -15,8 +16,10 @@ pub mod kernel;
 pub mod key;
 pub mod lock;
 pub mod metrics;
+pub mod node;
 pub mod observe;
 pub mod problem;
+pub mod process;
 pub mod random;
 pub mod reason;
 pub mod shutdown;

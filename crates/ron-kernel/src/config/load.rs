@@ -49,6 +49,13 @@ pub struct Loaded<C> {
     pub file: Option<PathBuf>,
 }
 
+impl<C> Loaded<C> {
+    /// An empty list of problems that knows the lines of this configuration.
+    pub fn problems(&self) -> Problems {
+        Problems { file: self.file.clone(), list: Vec::new(), origins: self.origins.clone() }
+    }
+}
+
 impl<C: Setting> Loaded<C> {
     /// Keys whose values differ, each with whether a restart is needed for it.
     pub fn changes(&self, newer: &C) -> Vec<(String, bool)> {

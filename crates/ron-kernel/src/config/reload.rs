@@ -43,8 +43,7 @@ impl<C: Setting> Store<C> {
         let mut version = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         let newer = (self.load)()?;
         let changes = self.current.load().changes(&newer.value);
-        let mut problems =
-            Problems { file: newer.file.clone(), origins: newer.origins.clone(), ..Problems::default() };
+        let mut problems = newer.problems();
         for (key, _) in changes.iter().filter(|(_, restart)| *restart) {
             problems.add(
                 key,

@@ -89,6 +89,11 @@ impl<'a> Table<'a> {
     /// Reports every key that nobody asked for.
     pub fn finish(self, problems: &mut Problems) {
         for key in self.entries.keys() {
+            // A former key below this one has been named already, with what it is called now.
+            let below = format!("{}.", self.child(key));
+            if problems.list.iter().any(|known| known.path.starts_with(&below)) {
+                continue;
+            }
             let advice = nearest(key, &self.known).map_or_else(
                 || format!("known here: {}", self.known.join(", ")),
                 |near| format!("did you mean `{near}`?"),

@@ -27,9 +27,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::io::AsyncReadExt;
 
 /// The three kinds of task a server adds to its service.
-pub const LISTENER_TASK: &str = "listener";
-pub const SWEEPER_TASK: &str = "sweeper";
-pub const CONN_TASK: &str = "conn";
+const LISTENER_TASK: &str = "listener";
+const SWEEPER_TASK: &str = "sweeper";
+const CONN_TASK: &str = "conn";
 
 /// The declarations of those tasks for a service's document.
 pub const fn server_tasks(service: &'static str) -> [TaskSpec; 3] {
@@ -59,6 +59,12 @@ pub const fn server_tasks(service: &'static str) -> [TaskSpec; 3] {
 pub trait Handler: Send + Sync + 'static {
     /// Answers one request. A panic is answered 500; a drop means that the client left.
     fn call(&self, request: Request<Body>, conn: &ConnInfo) -> impl Future<Output = Response<Body>> + Send;
+}
+
+impl<H: Handler> Handler for Arc<H> {
+    fn call(&self, request: Request<Body>, conn: &ConnInfo) -> impl Future<Output = Response<Body>> + Send {
+        H::call(self, request, conn)
+    }
 }
 
 /// Limits of a server; swapped as a whole on reload.

@@ -4,7 +4,7 @@
 //! anything; one with a body shares the socket's read side with [`Incoming`] through a lock that only these two
 //! take and that is never held across a poll.
 
-use super::chunked::{ChunkDecoder, Piece};
+use super::decoder::{BodyDecoder, Decoded};
 use super::head::{Framing, HeadError, HeadLimits, HeadReader, RequestHead};
 use crate::http::body::{Body, BodyError};
 use crate::http::io::Io;
@@ -33,8 +33,6 @@ use tokio::time::Sleep;
 
 /// Heads are read into a scratch buffer of the thread and copied out, so an idle connection holds no buffer.
 const SCRATCH: usize = 16 << 10;
-/// Bodies are read in pieces of at most this size.
-const PIECE: usize = 64 << 10;
 /// A body up to this size is copied behind its head, to leave in one write.
 const COALESCE: usize = 16 << 10;
 /// What is read and thrown away after a refusal, so that the client can read the answer.
@@ -61,16 +59,9 @@ pub(crate) struct Wire {
 struct Inner {
     io: Io,
     buffer: BytesMut,
-    body: BodyState,
-}
-
-/// What is left of the current request's body.
-#[derive(Debug)]
-enum BodyState {
-    Done,
-    Length(u64),
-    Chunked(ChunkDecoder),
-    Failed,
+    body: BodyDecoder,
+    /// The body broke off; nothing more of it can be read.
+    failed: bool,
 }
 
 impl Inner {
@@ -85,47 +76,25 @@ impl Inner {
     }
 
     fn poll_fill_body(&mut self, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
-        let wanted = match self.body {
-            BodyState::Length(left) => usize::try_from(left).unwrap_or(usize::MAX).min(PIECE),
-            _ => PIECE,
-        };
-        self.buffer.reserve(wanted.max(1024));
+        self.buffer.reserve(self.body.wanted());
         tokio_util::io::poll_read_buf(Pin::new(&mut self.io), cx, &mut self.buffer)
     }
 
     /// The next piece of the body that is already in the buffer.
-    fn decode(&mut self) -> Result<Option<Option<Frame<Bytes>>>, BodyError> {
-        match &mut self.body {
-            BodyState::Done => Ok(Some(None)),
-            BodyState::Failed => Err(BodyError::Disconnected),
-            BodyState::Length(_) if self.buffer.is_empty() => Ok(None),
-            BodyState::Length(left) => {
-                let take = usize::try_from(*left).unwrap_or(usize::MAX).min(self.buffer.len()).min(PIECE);
-                *left -= take as u64;
-                if *left == 0 {
-                    self.body = BodyState::Done;
-                }
-                Ok(Some(Some(Frame::data(self.buffer.split_to(take).freeze()))))
-            }
-            BodyState::Chunked(decoder) => match decoder.decode(&mut self.buffer) {
-                Ok(Piece::Data(data)) => Ok(Some(Some(Frame::data(data)))),
-                Ok(Piece::More) => Ok(None),
-                Ok(Piece::End(trailers)) => {
-                    self.body = BodyState::Done;
-                    Ok(Some(trailers.map(Frame::trailers)))
-                }
-                Err(bad) => {
-                    self.body = BodyState::Failed;
-                    Err(BodyError::Malformed(bad.0))
-                }
-            },
+    fn decode(&mut self) -> Result<Decoded, BodyError> {
+        if self.failed {
+            return Err(BodyError::Disconnected);
         }
+        self.body.decode(&mut self.buffer).map_err(|bad| {
+            self.failed = true;
+            BodyError::Malformed(bad.0)
+        })
     }
 
     /// Throws away a body that has already arrived; true if nothing of it is left to come.
     fn discard_arrived(&mut self) -> bool {
-        while let Ok(Some(Some(_))) = self.decode() {}
-        matches!(self.body, BodyState::Done)
+        while let Ok(Decoded::Data(_) | Decoded::Trailers(_)) = self.decode() {}
+        self.body.is_done()
     }
 }
 
@@ -139,7 +108,6 @@ impl Wire {
 #[derive(Debug)]
 pub(crate) struct Incoming {
     wire: Arc<Wire>,
-    length: Option<u64>,
     wants_continue: bool,
     timeout: Duration,
     timer: Option<Pin<Box<Sleep>>>,
@@ -154,12 +122,13 @@ impl Incoming {
         let mut inner = self.wire.lock();
         loop {
             match inner.decode() {
-                Ok(Some(Some(frame))) => {
+                Ok(Decoded::Data(data)) => {
                     self.timer = None;
-                    return Poll::Ready(Some(Ok(frame)));
+                    return Poll::Ready(Some(Ok(Frame::data(data))));
                 }
-                Ok(Some(None)) => return Poll::Ready(None),
-                Ok(None) => {}
+                Ok(Decoded::Trailers(trailers)) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+                Ok(Decoded::End) => return Poll::Ready(None),
+                Ok(Decoded::More) => {}
                 Err(error) => return Poll::Ready(Some(Err(error))),
             }
             if std::mem::take(&mut self.wants_continue) {
@@ -169,14 +138,14 @@ impl Incoming {
             match inner.poll_fill_body(cx) {
                 Poll::Ready(Ok(read)) if read > 0 => {}
                 Poll::Ready(_) => {
-                    inner.body = BodyState::Failed;
+                    inner.failed = true;
                     return Poll::Ready(Some(Err(BodyError::Disconnected)));
                 }
                 Poll::Pending => {
                     let timeout = self.timeout;
                     let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
                     ready!(timer.as_mut().poll(cx));
-                    inner.body = BodyState::Failed;
+                    inner.failed = true;
                     self.timeouts.inc();
                     return Poll::Ready(Some(Err(BodyError::ReadTimeout)));
                 }
@@ -186,15 +155,11 @@ impl Incoming {
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        matches!(self.wire.lock().body, BodyState::Done)
+        self.wire.lock().body.is_done()
     }
 
     pub(crate) fn size_hint(&self) -> SizeHint {
-        match (self.length, &self.wire.lock().body) {
-            (Some(_), BodyState::Length(left)) => SizeHint::with_exact(*left),
-            (_, BodyState::Done) => SizeHint::with_exact(0),
-            _ => SizeHint::default(),
-        }
+        self.wire.lock().body.left().map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }
 
@@ -244,7 +209,7 @@ impl<'a, H: Handler> Conn<'a, H> {
         info: &'a ConnInfo,
         io: Io,
     ) -> Conn<'a, H> {
-        let inner = Inner { io, buffer: BytesMut::new(), body: BodyState::Done };
+        let inner = Inner { io, buffer: BytesMut::new(), body: BodyDecoder::Done, failed: false };
         let wire = Wire {
             inner: Mutex::new(inner),
             continue_wanted: AtomicBool::new(false),
@@ -401,16 +366,13 @@ impl<'a, H: Handler> Conn<'a, H> {
     }
 
     fn begin_body(&self, head: &RequestHead, timeout: Duration) -> Body {
-        let (state, length) = match head.framing {
-            Framing::Length(0) | Framing::UntilClose => return Body::default(),
-            Framing::Length(length) => (BodyState::Length(length), Some(length)),
-            Framing::Chunked => (BodyState::Chunked(ChunkDecoder::default()), None),
-        };
-        self.wire.lock().body = state;
+        if head.framing == Framing::Length(0) {
+            return Body::default();
+        }
+        self.wire.lock().body = BodyDecoder::new(head.framing);
         self.wire.continue_wanted.store(false, Ordering::Relaxed);
         Body::h1(Incoming {
             wire: self.wire.clone(),
-            length,
             wants_continue: head.expect_continue,
             timeout,
             timer: None,
@@ -643,7 +605,7 @@ enum Driven {
 
 /// Whether the client closed its side, looked at only while no body is being read. Pipelined bytes are kept.
 fn client_left(inner: &mut Inner, cx: &mut Context<'_>) -> bool {
-    if !matches!(inner.body, BodyState::Done) || !inner.buffer.is_empty() {
+    if !inner.body.is_done() || !inner.buffer.is_empty() {
         return false;
     }
     matches!(inner.poll_fill(cx), Poll::Ready(Ok(0) | Err(_)))

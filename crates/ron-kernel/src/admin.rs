@@ -1,0 +1,244 @@
+//! The admin plane: health, readiness, metrics, inventory, and the few commands that need the token.
+
+use crate::health::Scope;
+use crate::http::{Body, ConnInfo, Handler, ServerLimits};
+use crate::kernel::{Ending, Kernel, Service};
+use crate::metrics::{Counter, Family};
+use crate::problem::{CorrId, Rejection, X_CORR_ID, json_response};
+use crate::process::Reloader;
+use crate::reason::{Reason, Rejections};
+use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{Method, Request, Response, StatusCode};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The longest command body.
+const BODY_MAX: usize = 64 << 10;
+
+/// What `/version` says.
+#[derive(Clone, Copy, Debug)]
+pub struct Version {
+    pub name: &'static str,
+    pub version: &'static str,
+    pub git: &'static str,
+    pub profile: &'static str,
+    pub features: &'static [&'static str],
+}
+
+/// The handler of the admin listener.
+pub struct Admin {
+    kernel: Kernel,
+    reloader: Arc<Reloader>,
+    token: String,
+    /// Asked at each request, since it can be reloaded.
+    danger_ok: Box<dyn Fn() -> bool + Send + Sync>,
+    version: Version,
+    requests: Arc<Family<Counter, 4>>,
+    rejections: Rejections,
+}
+
+impl std::fmt::Debug for Admin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Admin")
+    }
+}
+
+/// The admin listener stands outside every limit of the services; these are its own.
+pub fn limits() -> ServerLimits {
+    ServerLimits {
+        conns_max: 256,
+        conns_per_ip_max: 256,
+        headers_max: 100,
+        header_bytes_max: 16 << 10,
+        read_timeout: Duration::from_secs(5),
+        write_timeout: Duration::from_secs(5),
+        idle_timeout: Duration::from_secs(60),
+        trusted_proxies: Default::default(),
+        proxy_protocol: false,
+    }
+}
+
+const PATHS: [(&str, Method); 9] = [
+    ("/healthz", Method::GET),
+    ("/readyz", Method::GET),
+    ("/metrics", Method::GET),
+    ("/version", Method::GET),
+    ("/debug/channels", Method::GET),
+    ("/debug/tasks", Method::GET),
+    ("/debug/tasks/kill", Method::POST),
+    ("/admin/shutdown", Method::POST),
+    ("/admin/reload", Method::POST),
+];
+
+impl Admin {
+    pub fn new(
+        service: &Service,
+        reloader: Arc<Reloader>,
+        token: String,
+        version: Version,
+        danger_ok: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Admin {
+        Admin {
+            kernel: service.kernel().clone(),
+            reloader,
+            token,
+            danger_ok: Box::new(danger_ok),
+            version,
+            requests: crate::http::requests_family(service),
+            rejections: Rejections::new(service),
+        }
+    }
+
+    async fn answer(&self, request: Request<Body>, corr: &CorrId) -> Result<Response<Body>, Rejection> {
+        let path = request.uri().path();
+        let method = if request.method() == Method::HEAD { &Method::GET } else { request.method() };
+        let known = PATHS.iter().find(|(known, _)| *known == path);
+        let Some((path, allowed)) = known else { return Err(nothing_here()) };
+        if method != allowed {
+            let allow = HeaderValue::from_str(allowed.as_str()).expect("a method is a valid header value");
+            return Err(Rejection::new(Reason::Method, "another method is needed here").header(ALLOW, allow));
+        }
+        match *path {
+            "/healthz" => Ok(json_response(StatusCode::OK, &json!({"alive": true}), corr)),
+            "/readyz" => self.readyz(request.uri().query().unwrap_or(""), corr),
+            "/metrics" => Ok(text(self.kernel.metrics().scrape(), corr)),
+            "/version" => Ok(json_response(StatusCode::OK, &self.version(), corr)),
+            "/debug/channels" => Ok(json_response(StatusCode::OK, &self.kernel.inventory().to_json(), corr)),
+            "/debug/tasks" => {
+                let tasks: Vec<Value> =
+                    self.kernel.services().iter().flat_map(|service| service.tasks().to_json()).collect();
+                Ok(json_response(StatusCode::OK, &json!({"tasks": tasks}), corr))
+            }
+            "/debug/tasks/kill" => self.kill(request, corr).await,
+            "/admin/shutdown" => {
+                self.check_token(&request)?;
+                self.kernel.end(Ending::Asked);
+                Ok(json_response(StatusCode::ACCEPTED, &json!({"draining": true}), corr))
+            }
+            _ => {
+                self.check_token(&request)?;
+                self.reload(corr).await
+            }
+        }
+    }
+
+    fn readyz(&self, query: &str, corr: &CorrId) -> Result<Response<Body>, Rejection> {
+        let mut scope = Scope::Write;
+        let mut service = None;
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=') {
+                Some(("scope", "read")) => scope = Scope::Read,
+                Some(("scope", "write")) => scope = Scope::Write,
+                Some(("service", name)) => service = Some(name),
+                _ => {
+                    return Err(Rejection::new(
+                        Reason::Malformed,
+                        "expected scope=read, scope=write or service=NAME",
+                    ));
+                }
+            }
+        }
+        let Some(answer) = self.kernel.health().readiness(service, scope) else {
+            return Err(Rejection::new(Reason::NotFound, "no such service runs in this process"));
+        };
+        let status = if answer.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        let mut response = json_response(status, &answer.to_json(), corr);
+        if let Some(seconds) = answer.retry_after() {
+            response.headers_mut().insert(RETRY_AFTER, seconds.into());
+        }
+        Ok(response)
+    }
+
+    fn version(&self) -> Value {
+        let Version { name, version, git, profile, features } = self.version;
+        json!({"name": name, "version": version, "git": git, "profile": profile, "features": features})
+    }
+
+    fn has_token(&self, request: &Request<Body>) -> bool {
+        let given =
+            request.headers().get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+        given.is_some_and(|given| same(given, self.token.as_bytes()))
+    }
+
+    fn check_token(&self, request: &Request<Body>) -> Result<(), Rejection> {
+        if self.has_token(request) {
+            return Ok(());
+        }
+        let challenge = HeaderValue::from_static("Bearer");
+        let refused = Rejection::new(Reason::Unauth, "send the admin token as Authorization: Bearer");
+        Err(refused.header(WWW_AUTHENTICATE, challenge))
+    }
+
+    async fn kill(&self, mut request: Request<Body>, corr: &CorrId) -> Result<Response<Body>, Rejection> {
+        if !self.has_token(&request) || !(self.danger_ok)() {
+            return Err(nothing_here());
+        }
+        let malformed = |detail: &'static str| Rejection::new(Reason::Malformed, detail);
+        let body = request.body_mut().collect(BODY_MAX).await;
+        let body = body.map_err(|_broken| malformed("the body could not be read"))?;
+        let body: Value = serde_json::from_slice(&body).map_err(|_bad| malformed("the body is no JSON"))?;
+        let (Some(service), Some(kind), Some(fraction)) =
+            (body["service"].as_str(), body["kind"].as_str(), body["fraction"].as_f64())
+        else {
+            return Err(malformed("expected {\"service\", \"kind\", \"fraction\"}"));
+        };
+        let services = self.kernel.services();
+        let service = services.iter().find(|known| known.name() == service);
+        let service = service
+            .ok_or_else(|| Rejection::new(Reason::NotFound, "no such service runs in this process"))?;
+        Ok(json_response(StatusCode::OK, &json!({"killed": service.tasks().kill(kind, fraction)}), corr))
+    }
+
+    async fn reload(&self, corr: &CorrId) -> Result<Response<Body>, Rejection> {
+        match self.reloader.reload("admin").await {
+            Ok(changed) => Ok(json_response(StatusCode::OK, &json!({"changed": changed}), corr)),
+            Err(problems) => {
+                let refused = Rejection::new(Reason::Invalid, "the configuration was not reloaded");
+                let mut body: Value = serde_json::from_str(&refused.body(corr)).unwrap_or_default();
+                body["problems"] = problems.lines().into();
+                let mut response = refused.into_response(corr);
+                *response.body_mut() = Body::full(body.to_string());
+                Ok(response)
+            }
+        }
+    }
+}
+
+impl Handler for Admin {
+    async fn call(&self, request: Request<Body>, _: &ConnInfo) -> Response<Body> {
+        let corr = CorrId::from_headers(request.headers());
+        let known = PATHS.iter().find(|(known, _)| *known == request.uri().path());
+        let route = known.map_or("none", |(path, _)| *path);
+        let method = known.map_or("none", |(_, method)| method.as_str()).to_owned();
+        let response = match self.answer(request, &corr).await {
+            Ok(response) => response,
+            Err(rejection) => {
+                self.rejections.count(rejection.reason);
+                rejection.into_response(&corr)
+            }
+        };
+        self.requests.with(["kernel", route, &method, response.status().as_str()]).inc();
+        response
+    }
+}
+
+fn nothing_here() -> Rejection {
+    Rejection::new(
+        Reason::NotFound,
+        "see /healthz, /readyz, /metrics, /version, /debug/channels, /debug/tasks",
+    )
+}
+
+fn text(page: String, corr: &CorrId) -> Response<Body> {
+    let mut response = Response::new(Body::full(page));
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response.headers_mut().insert(X_CORR_ID, corr.value().clone());
+    response
+}
+
+/// Compares in a time that depends on the lengths only.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+}

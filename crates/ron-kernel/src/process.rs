@@ -1,0 +1,203 @@
+//! The tasks of the process itself: signals, the configuration watcher, the log of bus events.
+
+use crate::bus::{KernelEvent, Next};
+use crate::config::Problems;
+use crate::health::Severity;
+use crate::inventory::{TaskSort, TaskSpec};
+use crate::kernel::{Ending, Service};
+use crate::metrics::{Counter, Family};
+use crate::task::TaskResult;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How often watched files are looked at; a change must look the same twice, so that none is read half-written.
+const LOOK: Duration = Duration::from_millis(200);
+
+pub static TASKS: [TaskSpec; 3] = [
+    TaskSpec {
+        service: "kernel",
+        kind: "signals",
+        sort: TaskSort::Permanent,
+        does: "turns signals into shutdown and reload",
+    },
+    TaskSpec {
+        service: "kernel",
+        kind: "config_watcher",
+        sort: TaskSort::Permanent,
+        does: "reloads when a watched file changes",
+    },
+    TaskSpec {
+        service: "kernel",
+        kind: "event_log",
+        sort: TaskSort::Permanent,
+        does: "logs what passes on the bus",
+    },
+];
+
+type ReloadFn = Box<dyn Fn() -> Result<(u64, Vec<String>), Problems> + Send + Sync>;
+type FilesFn = Box<dyn Fn() -> Vec<PathBuf> + Send + Sync>;
+
+/// Reloads the configuration, whoever asks, and says how it went.
+pub struct Reloader {
+    service: Service,
+    reload: ReloadFn,
+    /// The files whose change leads to a reload.
+    files: FilesFn,
+    results: Arc<Family<Counter, 2>>,
+    failing: AtomicBool,
+}
+
+impl std::fmt::Debug for Reloader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Reloader")
+    }
+}
+
+impl Reloader {
+    pub fn new(
+        service: &Service,
+        reload: impl Fn() -> Result<(u64, Vec<String>), Problems> + Send + Sync + 'static,
+        files: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static,
+    ) -> Arc<Reloader> {
+        let results =
+            service.metrics().family("config_reload_total", "Configuration reloads.", ["service", "result"]);
+        for result in ["ok", "failed"] {
+            results.with([service.name(), result]);
+        }
+        Arc::new(Reloader {
+            service: service.clone(),
+            reload: Box::new(reload),
+            files: Box::new(files),
+            results,
+            failing: AtomicBool::new(false),
+        })
+    }
+
+    /// Loads, validates and swaps, off the runtime. Returns the keys that changed.
+    pub async fn reload(self: &Arc<Self>, source: &'static str) -> Result<Vec<String>, Problems> {
+        let reloader = self.clone();
+        let outcome = tokio::task::spawn_blocking(move || (reloader.reload)()).await;
+        let outcome = outcome.unwrap_or_else(|panic| {
+            let mut problems = Problems::default();
+            problems.add("", format!("the reload failed: {panic}"));
+            Err(problems)
+        });
+        let name = self.service.name();
+        match outcome {
+            Ok((version, changed)) => {
+                self.results.with([name, "ok"]).inc();
+                tracing::info!(source, version, changed = changed.join(" "), "configuration reloaded");
+                if self.failing.swap(false, Ordering::SeqCst) {
+                    self.service.restore("config_reload");
+                }
+                self.service.kernel().publish(KernelEvent::ConfigUpdated { version });
+                Ok(changed)
+            }
+            Err(problems) => {
+                self.results.with([name, "failed"]).inc();
+                for line in problems.lines() {
+                    tracing::error!(
+                        source,
+                        problem = line,
+                        "configuration not reloaded, the last good one stays"
+                    );
+                }
+                if !self.failing.swap(true, Ordering::SeqCst) {
+                    self.service.lose("config_reload", Severity::Degraded);
+                }
+                Err(problems)
+            }
+        }
+    }
+}
+
+/// Starts the process's own tasks under the service `kernel`.
+pub fn start(service: &Service, reloader: &Arc<Reloader>) {
+    let seen = Arc::new(AtomicUsize::new(0));
+    let (tasks, reloading) = (service.clone(), reloader.clone());
+    service.permanent("signals", 0, move || signals(tasks.clone(), reloading.clone(), seen.clone()));
+    let (tasks, watching) = (service.clone(), reloader.clone());
+    service.permanent("config_watcher", 0, move || watch_files(tasks.clone(), watching.clone()));
+    let tasks = service.clone();
+    service.permanent("event_log", 0, move || log_events(tasks.clone()));
+}
+
+async fn signals(service: Service, reloader: Arc<Reloader>, seen: Arc<AtomicUsize>) -> TaskResult {
+    let (mut term, mut int, mut hup) =
+        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?, signal(SignalKind::hangup())?);
+    let shutdown = service.shutdown().clone();
+    loop {
+        let name = tokio::select! {
+            biased;
+            _ = term.recv() => "SIGTERM",
+            _ = int.recv() => "SIGINT",
+            _ = hup.recv() => {
+                // A failure is logged, counted and shown by /readyz.
+                let _ = reloader.reload("SIGHUP").await;
+                continue;
+            }
+            () = shutdown.draining() => return Ok(()),
+        };
+        if seen.fetch_add(1, Ordering::SeqCst) > 0 {
+            tracing::error!(signal = name, "second signal, exiting at once");
+            #[expect(clippy::disallowed_methods, clippy::exit, reason = "the second signal means now")]
+            std::process::exit(1);
+        }
+        tracing::info!(signal = name, "shutting down; a second signal exits at once");
+        service.kernel().end(Ending::Asked);
+    }
+}
+
+/// What is looked at to see whether a file changed; a symlink is followed.
+type Look = Vec<Option<(u64, u64, i64, i64)>>;
+
+fn look(files: &[PathBuf]) -> Look {
+    let one = |path: &PathBuf| {
+        let meta = std::fs::metadata(path).ok()?;
+        Some((meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec()))
+    };
+    files.iter().map(one).collect()
+}
+
+async fn watch_files(service: Service, reloader: Arc<Reloader>) -> TaskResult {
+    let looking = reloader.clone();
+    let look_now = move || {
+        let looking = looking.clone();
+        tokio::task::spawn_blocking(move || look(&(looking.files)()))
+    };
+    let mut known = look_now().await?;
+    let mut before = known.clone();
+    loop {
+        tokio::select! {
+            biased;
+            () = service.shutdown().draining() => return Ok(()),
+            () = tokio::time::sleep(LOOK) => {}
+        }
+        let now = look_now().await?;
+        if now != known && now == before {
+            known = now.clone();
+            let _ = reloader.reload("file change").await;
+        }
+        before = now;
+    }
+}
+
+async fn log_events(service: Service) -> TaskResult {
+    let mut events = service.subscribe("event_log");
+    loop {
+        tokio::select! {
+            biased;
+            () = service.shutdown().draining() => return Ok(()),
+            next = events.next() => match next {
+                Some(Next::Event(event)) => tracing::debug!(?event, "bus"),
+                // Missed lines are counted; the readiness page is the source of truth.
+                Some(Next::Reconcile { .. }) => {}
+                None => return Ok(()),
+            },
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What can be typed.
+
+use clap::{Args, Parser, Subcommand};
+use ron_kernel::units::Span;
+use std::path::PathBuf;
+
+/// A self-hosted edge node: a fair, overload-safe HTTP gateway on one supervision kernel.
+#[derive(Debug, Parser)]
+#[command(name = "ron", version, propagate_version = true, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Start a whole node; on first start, make what it needs.
+    Up {
+        /// Folder for everything the node keeps.
+        #[arg(long, value_name = "DIR")]
+        data: Option<PathBuf>,
+        #[command(flatten)]
+        source: Source,
+    },
+    /// Start the named services only.
+    Run {
+        /// Which services: gateway.
+        #[arg(required = true, value_name = "SERVICE")]
+        services: Vec<String>,
+        #[command(flatten)]
+        source: Source,
+    },
+    /// Make keys and a commented ron.toml, without starting.
+    Init {
+        /// Folder to make them in.
+        dir: PathBuf,
+        /// Make a development CA and a TLS listener too.
+        #[arg(long)]
+        tls: bool,
+    },
+    /// Look at the configuration.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Make and show Ed25519 keys.
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// Make, narrow and read capabilities.
+    #[command(subcommand)]
+    Token(TokenCommand),
+    /// Print a completion script for a shell.
+    Completions { shell: clap_complete::Shell },
+    /// Print the man page.
+    Man,
+}
+
+/// Where the configuration comes from.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Source {
+    /// The configuration file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Set one key, over file and environment; may be given more than once.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Report every problem of a file at once; binds no port.
+    Check { file: PathBuf },
+    /// Print every effective value and where it came from.
+    Show {
+        #[command(flatten)]
+        source: Source,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the JSON Schema of the file.
+    Schema,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeyCommand {
+    /// Make a key, write it with mode 0600, print its public half.
+    New {
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+    },
+    /// Print the public half of a key.
+    Show { file: PathBuf },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Print a new capability.
+    Mint {
+        #[command(flatten)]
+        limits: Limits,
+        /// The signing key; the node's own by default.
+        #[arg(long, value_name = "FILE", default_value = "ron-data/node.key")]
+        key: PathBuf,
+    },
+    /// Print a narrower version of a capability; no key is needed.
+    Attenuate {
+        token: String,
+        #[command(flatten)]
+        limits: Limits,
+    },
+    /// Say what a capability holds and whether a trusted key signed it.
+    Inspect {
+        token: String,
+        #[command(flatten)]
+        source: Source,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// What a capability is limited to.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Limits {
+    /// What it allows, such as edge:write; several with commas.
+    #[arg(long, value_name = "S", value_delimiter = ',')]
+    pub(crate) scope: Vec<String>,
+    /// For which tenant.
+    #[arg(long, value_name = "T")]
+    pub(crate) tenant: Option<String>,
+    /// For which service.
+    #[arg(long, value_name = "A")]
+    pub(crate) aud: Option<String>,
+    /// For paths that begin so.
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) path: Option<String>,
+    /// For one method.
+    #[arg(long, value_name = "M")]
+    pub(crate) method: Option<String>,
+    /// For how long.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) ttl: Option<Span>,
+}

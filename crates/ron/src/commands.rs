@@ -1,0 +1,190 @@
+//! What each command does.
+
+use crate::cli::{Cli, Command, ConfigCommand, KeyCommand, Limits, Source, TokenCommand};
+use anyhow::Context as _;
+use clap::CommandFactory as _;
+use ron::config::{Config, sources};
+use ron::{init, node};
+use ron_kernel::config::{Loaded, Problems, Sources, load, schema, show};
+use ron_kernel::key::{PrivateKey, PublicKey};
+use ron_kernel::node::DataDir;
+use ron_kernel::token::{Grant, Verifier, inspect};
+use ron_kernel::units::Span;
+use serde_json::json;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+/// How long a capability lives if nothing else is said.
+const TTL: Span = Span::secs(3600);
+
+pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
+        Command::Up { data, source } => up(data, &source),
+        Command::Run { services, source } => run_services(services, &source),
+        Command::Init { dir, tls } => {
+            init::init(&dir, tls)?;
+            print(&format!(
+                "made {}; start it with: ron up --data {}",
+                dir.join("ron.toml").display(),
+                dir.display()
+            ))
+        }
+        Command::Config(command) => config(command),
+        Command::Key(command) => key(command),
+        Command::Token(command) => token(command),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "ron", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man => {
+            clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout())?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Writes a line to standard output; a closed pipe is no error.
+fn print(text: &str) -> anyhow::Result<ExitCode> {
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn up(data: Option<PathBuf>, source: &Source) -> anyhow::Result<ExitCode> {
+    let mut all = sources(&source.set)?;
+    let file = match (&source.config, &data) {
+        (Some(file), _) => file.clone(),
+        (None, Some(dir)) => dir.join("ron.toml"),
+        (None, None) => PathBuf::from("ron-data/ron.toml"),
+    };
+    if source.config.is_none() && !file.exists() && !is_amnesiac(&all) {
+        let dir = file.parent().unwrap_or(Path::new("."));
+        init::init(dir, false)?;
+    }
+    if file.exists() || source.config.is_some() {
+        all.read_file(&file)?;
+    }
+    if let (Some(dir), Some(_)) = (&data, &source.config) {
+        let dir = std::path::absolute(dir)?;
+        all.flags.push(("node.data".to_owned(), json!(dir).to_string(), "--data".to_owned()));
+    }
+    node::run(all, &node::Which::Enabled)
+}
+
+/// Whether flags or environment say that nothing may be written.
+fn is_amnesiac(sources: &Sources) -> bool {
+    load::<Config>(sources).is_ok_and(|loaded| loaded.value.node.amnesia)
+}
+
+fn run_services(services: Vec<String>, source: &Source) -> anyhow::Result<ExitCode> {
+    let mut all = sources(&source.set)?;
+    if let Some(unknown) = services.iter().find(|name| !node::SERVICES.contains(&name.as_str())) {
+        let mut problems = Problems::default();
+        problems.add("", format!("there is no service {unknown:?}; known: {}", node::SERVICES.join(", ")));
+        return Err(problems.into());
+    }
+    if let Some(file) = &source.config {
+        all.read_file(file)?;
+    }
+    node::run(all, &node::Which::Named(services))
+}
+
+fn config(command: ConfigCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        ConfigCommand::Check { file } => {
+            let mut all = sources(&[])?;
+            all.read_file(&file)?;
+            let loaded = load::<Config>(&all)?;
+            node::check_files(&loaded)?;
+            print(&format!("{}: good", file.display()))
+        }
+        ConfigCommand::Show { source, json } => {
+            let loaded = load_source(&source)?;
+            let rows = show(&loaded);
+            if json {
+                let rows: Vec<_> = rows
+                    .iter()
+                    .map(|(key, value, origin)| json!({"key": key, "value": value, "origin": origin}))
+                    .collect();
+                return print(&serde_json::to_string_pretty(&rows)?);
+            }
+            let lines: Vec<String> =
+                rows.iter().map(|(key, value, origin)| format!("{key} = {value}  # {origin}")).collect();
+            print(&lines.join("\n"))
+        }
+        ConfigCommand::Schema => print(&serde_json::to_string_pretty(&schema::<Config>())?),
+    }
+}
+
+/// The configuration named, or that of `./ron-data`, or the defaults.
+fn load_source(source: &Source) -> anyhow::Result<Loaded<Config>> {
+    let mut all = sources(&source.set)?;
+    let beside = PathBuf::from("ron-data/ron.toml");
+    match &source.config {
+        Some(file) => all.read_file(file)?,
+        None if beside.exists() => all.read_file(&beside)?,
+        None => {}
+    }
+    Ok(load::<Config>(&all)?)
+}
+
+fn key(command: KeyCommand) -> anyhow::Result<ExitCode> {
+    let key = match command {
+        KeyCommand::New { out } => {
+            let key = PrivateKey::generate()?;
+            key.write_new(&out).context("choose another name or remove the old key first")?;
+            key
+        }
+        KeyCommand::Show { file } => PrivateKey::read(&file)?,
+    };
+    print(&key.public().to_string())
+}
+
+fn token(command: TokenCommand) -> anyhow::Result<ExitCode> {
+    let now = SystemTime::now();
+    match command {
+        TokenCommand::Mint { limits, key } => {
+            let key = PrivateKey::read(&key).context("name the signing key with --key FILE")?;
+            let grant = Grant { ttl: Some(limits.ttl.unwrap_or(TTL).0), ..grant(limits) };
+            print(&grant.mint(&key, now)?)
+        }
+        TokenCommand::Attenuate { token, limits } => print(&grant(limits).attenuate(&token, now)?),
+        TokenCommand::Inspect { token, source, json } => {
+            let blocks = inspect(&token)?;
+            let trusted = Verifier::new(&trusted_keys(&load_source(&source)?)).is_signed(&token);
+            if json {
+                return print(&json!({"blocks": blocks, "trusted": trusted}).to_string());
+            }
+            let mut text = String::new();
+            for (index, block) in blocks.iter().enumerate() {
+                let name = if index == 0 { "minted".to_owned() } else { format!("narrowed {index}") };
+                text += &format!("{name}:\n  {}\n", block.trim().replace('\n', "\n  "));
+            }
+            print(&format!("{text}signed by a trusted key: {}", if trusted { "yes" } else { "no" }))
+        }
+    }
+}
+
+fn grant(limits: Limits) -> Grant {
+    Grant {
+        scopes: limits.scope,
+        tenant: limits.tenant,
+        audience: limits.aud,
+        path_prefix: limits.path,
+        method: limits.method,
+        ttl: limits.ttl.map(|ttl| ttl.0),
+    }
+}
+
+/// `node.token_keys`, or the node's own key if there is one.
+fn trusted_keys(loaded: &Loaded<Config>) -> Vec<PublicKey> {
+    let node = &loaded.value.node;
+    if !node.token_keys.is_empty() {
+        return node.token_keys.iter().filter_map(|key| key.parse().ok()).collect();
+    }
+    let own = DataDir::of(node, loaded.file.as_deref()).join(&node.key_file);
+    PrivateKey::read(&own).map(|key| vec![key.public()]).unwrap_or_default()
+}

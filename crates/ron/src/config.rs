@@ -1,0 +1,63 @@
+//! The whole file: `[node] [log] [admin] [gateway]`.
+
+use ron_kernel::config::{Problems, Sources, Validate};
+use ron_kernel::node::{AdminSettings, NodeSettings};
+use ron_kernel::observe::LogSettings;
+use ron_kernel::settings;
+use svc_gateway::config::GatewaySettings;
+
+settings! {
+    /// Everything.
+    pub struct Config {
+        /// The node as a whole.
+        node: NodeSettings = NodeSettings::default() => Hot;
+        /// Logs.
+        log: LogSettings = LogSettings::default() => Hot;
+        /// The admin plane.
+        admin: AdminSettings = AdminSettings::default() => Hot;
+        /// The gateway.
+        gateway: GatewaySettings = GatewaySettings::default() => Hot;
+    }
+}
+
+impl Validate for Config {
+    fn validate(&self, problems: &mut Problems) {
+        self.node.validate(problems);
+        self.admin.validate(&self.node, problems);
+        self.gateway.validate(problems);
+    }
+}
+
+/// What keys were called in the design documents, and what they are called here.
+const RENAMED: &[(&str, &str)] = &[
+    ("gateway.drain_deadline", "node.drain_deadline"),
+    ("gateway.drr.rate_limit_rps", "gateway.quotas.global_rps"),
+    ("gateway.read_timeout_secs", "gateway.read_timeout"),
+    ("gateway.read_timeout_ms", "gateway.read_timeout"),
+    ("gateway.write_timeout_secs", "gateway.write_timeout"),
+    ("gateway.write_timeout_ms", "gateway.write_timeout"),
+    ("gateway.idle_timeout_secs", "gateway.idle_timeout"),
+    ("gateway.idle_timeout_ms", "gateway.idle_timeout"),
+    ("gateway.max_body_bytes", "gateway.limits.max_body_bytes"),
+    ("gateway.transport.max_conns", "gateway.max_conns"),
+];
+
+/// The environment and `--set KEY=VALUE` flags, to which a file can be added.
+pub fn sources(set: &[String]) -> Result<Sources, Problems> {
+    let mut problems = Problems::default();
+    let mut flags = Vec::new();
+    for text in set {
+        match text.split_once('=') {
+            Some((key, value)) => {
+                flags.push((key.trim().to_owned(), value.trim().to_owned(), format!("--set {key}")))
+            }
+            None => {
+                problems.add("", format!("--set {text}: expected KEY=VALUE, such as --set log.level=debug"))
+            }
+        }
+    }
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    Ok(Sources { file: None, env: std::env::vars().collect(), flags, renamed: RENAMED })
+}

@@ -1,0 +1,299 @@
+//! One node: from configuration to a running process and back to an exit code.
+
+use crate::config::Config;
+use crate::demo::{self, Demo};
+use crate::init::new_token;
+use anyhow::Context as _;
+use ron_kernel::admin::{self, Admin, Version};
+use ron_kernel::config::{Loaded, Prepared, Problems, Sources, Store, load};
+use ron_kernel::http::{Server, bind_tcp, bind_unix};
+use ron_kernel::kernel::{Ending, KERNEL_EVENTS, KERNEL_SHUTDOWN, Kernel};
+use ron_kernel::key::{PrivateKey, check_private, write_private};
+use ron_kernel::node::{DataDir, OnFatal};
+use ron_kernel::observe::Logs;
+use ron_kernel::process::{self, Reloader};
+use serde_json::{Map, Value, json};
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
+use svc_gateway::Gateway;
+
+/// The services there are.
+pub const SERVICES: [&str; 1] = ["gateway"];
+
+const VERSION: Version = Version {
+    name: "ron",
+    version: env!("CARGO_PKG_VERSION"),
+    git: env!("RON_GIT"),
+    profile: if cfg!(debug_assertions) { "debug" } else { "release" },
+    features: &[],
+};
+
+/// Which services to start.
+#[derive(Clone, Debug)]
+pub enum Which {
+    /// `ron up`: every one that is enabled, and the demo upstream if the configuration names it.
+    Enabled,
+    /// `ron run`: these.
+    Named(Vec<String>),
+}
+
+/// Runs a node until it is told to end.
+pub fn run(sources: Sources, which: &Which) -> anyhow::Result<ExitCode> {
+    let loaded = load::<Config>(&sources)?;
+    check_files(&loaded)?;
+    let logs = Logs::start(&loaded.value.log);
+    raise_file_limit();
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    if loaded.value.node.worker_threads > 0 {
+        builder.worker_threads(loaded.value.node.worker_threads);
+    }
+    let runtime =
+        builder.max_blocking_threads(64).enable_all().build().context("cannot start the runtime")?;
+    let code = runtime.block_on(Box::pin(serve(sources, loaded, which, logs)));
+    // A blocking call that never returns must not hold the exit up.
+    runtime.shutdown_background();
+    code
+}
+
+/// Looks at the files the configuration names, without binding a port.
+pub fn check_files(loaded: &Loaded<Config>) -> Result<(), Problems> {
+    let data = data_dir(loaded);
+    let mut problems = loaded.problems();
+    if let Some(tls) = &loaded.value.gateway.tls
+        && let Err(error) = tls.load(data.path())
+    {
+        problems.add("gateway.tls", error.to_string());
+    }
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
+}
+
+fn data_dir(loaded: &Loaded<Config>) -> DataDir {
+    DataDir::of(&loaded.value.node, loaded.file.as_deref())
+}
+
+async fn serve(
+    sources: Sources,
+    loaded: Loaded<Config>,
+    which: &Which,
+    logs: Logs,
+) -> anyhow::Result<ExitCode> {
+    let data = data_dir(&loaded);
+    let config = loaded.value.clone();
+    let _lock = if config.node.amnesia { None } else { Some(lock(&data)?) };
+    let key = node_key(&config, &data)?;
+    let token = admin_token(&config, &data)?;
+    let kernel = Kernel::new();
+    kernel.set_exit_on_fatal(config.node.on_fatal == OnFatal::Exit);
+    let own = kernel.service("kernel");
+    own.declare(&KERNEL_SHUTDOWN, &KERNEL_EVENTS);
+    let running = match which {
+        Which::Enabled => config.gateway.enabled,
+        Which::Named(names) => names.iter().any(|name| name == "gateway"),
+    };
+    let demo = matches!(which, Which::Enabled) && running && names_demo(&config) && !config.node.amnesia;
+    if demo {
+        let service = kernel.service("demo");
+        Server::new(&service, Demo, admin::limits()).listen(bind_unix(&data.join(demo::SOCKET))?, None);
+        service.ready();
+    }
+    let gateway = if running {
+        Some(Arc::new(Gateway::build(&kernel.service("gateway"), &config.gateway, &data)?))
+    } else {
+        None
+    };
+    let reloader = reloader(&own, sources, loaded, gateway.clone(), logs);
+    let admin_bound = bind_tcp(config.admin.listen).context("admin")?;
+    let admin_address = admin_bound.address();
+    let (_, danger) = (&reloader.1, reloader.1.clone());
+    let handler = Admin::new(&own, reloader.0.clone(), token.clone(), VERSION, move || {
+        danger.current().value.node.danger_ok
+    });
+    Server::new(&own, handler, admin::limits()).listen(admin_bound, None);
+    process::start(&own, &reloader.0);
+    own.ready();
+    let mut addresses = json!({"pid": std::process::id(), "admin": admin_address});
+    if let Some(gateway) = &gateway {
+        let of = gateway.addresses().iter().map(|(scheme, address)| ((*scheme).to_owned(), json!(address)));
+        addresses["gateway"] = Value::Object(of.collect::<Map<_, _>>());
+        gateway.ready();
+    }
+    announce(&config, &data, &addresses, &token)?;
+    if matches!(which, Which::Enabled) {
+        greet(&addresses, demo, &data);
+    }
+    tracing::info!(node = %key.public(), addresses = addresses.to_string(), "ready");
+    let ending = kernel.ending().await;
+    let deadline = reloader.1.current().value.node.drain_deadline.0;
+    let drained = kernel.drain(deadline, &["demo", "kernel"]).await;
+    for straggler in &drained.stragglers {
+        tracing::warn!(straggler, "aborted at the drain deadline");
+    }
+    if !config.node.amnesia {
+        let _ = std::fs::remove_file(data.join("addresses.json"));
+    }
+    Ok(match ending {
+        Ending::Asked => {
+            tracing::info!(stragglers = drained.stragglers.len(), "stopped");
+            ExitCode::SUCCESS
+        }
+        Ending::Fatal(reason) => {
+            tracing::error!(reason, "stopped: a service failed");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+/// The configuration's keeper, and who reloads it.
+fn reloader(
+    own: &ron_kernel::kernel::Service,
+    sources: Sources,
+    loaded: Loaded<Config>,
+    gateway: Option<Arc<Gateway>>,
+    logs: Logs,
+) -> (Arc<Reloader>, Arc<Store<Config>>) {
+    let file: Option<PathBuf> = sources.file.as_ref().map(|(path, _)| path.clone());
+    let again = move || {
+        let mut sources = sources.clone();
+        if let Some(path) = &file {
+            sources.read_file(path)?;
+        }
+        load::<Config>(&sources)
+    };
+    let kernel = own.kernel().clone();
+    let prepare = move |newer: &Loaded<Config>| -> Result<Prepared, Problems> {
+        let config = newer.value.clone();
+        let services = match &gateway {
+            Some(gateway) => Some(gateway.prepare(&config.gateway).map_err(|error| {
+                let mut problems = newer.problems();
+                problems.add("gateway", error.to_string());
+                problems
+            })?),
+            None => None,
+        };
+        let (logs, kernel) = (logs.clone(), kernel.clone());
+        Ok(Box::new(move || {
+            logs.set_level(config.log.level);
+            kernel.set_exit_on_fatal(config.node.on_fatal == OnFatal::Exit);
+            if let Some(swap) = services {
+                swap();
+            }
+        }))
+    };
+    let store = Arc::new(Store::new(loaded, again, prepare));
+    let (reloading, watching) = (store.clone(), store.clone());
+    let files = move || {
+        let current = watching.current();
+        let data = data_dir(&current);
+        let tls = current.value.gateway.tls.iter().flat_map(|tls| tls.files(data.path()));
+        current.file.iter().cloned().chain(tls).collect()
+    };
+    (Reloader::new(own, move || reloading.reload(), files), store)
+}
+
+fn names_demo(config: &Config) -> bool {
+    let named = format!("unix:{}", demo::SOCKET);
+    config.gateway.upstreams.iter().any(|upstream| upstream.servers.contains(&named))
+}
+
+/// One process per data folder.
+fn lock(data: &DataDir) -> anyhow::Result<File> {
+    std::fs::create_dir_all(data.path())
+        .with_context(|| format!("cannot make the folder {}", data.path().display()))?;
+    let path = data.join("ron.lock");
+    let open = File::options().read(true).write(true).create(true).truncate(false).open(&path);
+    let mut file = open.with_context(|| format!("cannot open {}", path.display()))?;
+    if file.try_lock().is_err() {
+        let mut pid = String::new();
+        let _ = file.read_to_string(&mut pid);
+        anyhow::bail!(
+            "{} is in use by another ron (process {}): stop it, or choose another folder with --data DIR",
+            data.path().display(),
+            pid.trim()
+        );
+    }
+    file.set_len(0)?;
+    write!(file, "{}", std::process::id())?;
+    Ok(file)
+}
+
+/// The node's key: read if it is there, else made; under amnesia in memory only.
+fn node_key(config: &Config, data: &DataDir) -> anyhow::Result<PrivateKey> {
+    let path = data.join(&config.node.key_file);
+    if path.exists() {
+        return Ok(PrivateKey::read(&path).context("node.key_file")?);
+    }
+    let key = PrivateKey::generate()?;
+    if !config.node.amnesia {
+        key.write_new(&path).context("node.key_file")?;
+    }
+    Ok(key)
+}
+
+/// The admin token: the environment's, the file's, or a new one.
+fn admin_token(config: &Config, data: &DataDir) -> anyhow::Result<String> {
+    if let Ok(token) = std::env::var("RON_ADMIN__TOKEN") {
+        anyhow::ensure!(token.len() >= 16, "RON_ADMIN__TOKEN must have at least 16 characters");
+        return Ok(token);
+    }
+    let path = data.join(&config.admin.token_file);
+    if path.exists() {
+        check_private(&path).context("admin.token_file")?;
+        let token =
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let token = token.trim().to_owned();
+        anyhow::ensure!(!token.is_empty(), "{} is empty: remove it, and a new token is made", path.display());
+        return Ok(token);
+    }
+    let token = new_token()?;
+    if !config.node.amnesia {
+        write_private(&path, token.as_bytes()).context("admin.token_file")?;
+    }
+    Ok(token)
+}
+
+/// Tells where the node is: in `addresses.json`, or under amnesia in one line with the token.
+fn announce(config: &Config, data: &DataDir, addresses: &Value, token: &str) -> anyhow::Result<()> {
+    if config.node.amnesia {
+        let mut line = addresses.clone();
+        line["admin_token"] = token.into();
+        writeln!(std::io::stdout(), "{line}")?;
+        return Ok(());
+    }
+    data.write_atomically("addresses.json", addresses.to_string().as_bytes())
+        .context("cannot write addresses.json")
+}
+
+/// What a newcomer sees.
+fn greet(addresses: &Value, demo: bool, data: &DataDir) {
+    let admin = addresses["admin"].as_str().unwrap_or_default();
+    let mut text = format!(
+        "\nron is ready. Everything it keeps is in {}.\n\n  admin    http://{admin}\n",
+        data.path().display()
+    );
+    if let Some(gateway) = addresses["gateway"]["http"].as_str() {
+        text += &format!("  gateway  http://{gateway}\n");
+        if let Some(https) = addresses["gateway"]["https"].as_str() {
+            text += &format!("           https://{https}\n");
+        }
+        text += "\nTry:\n";
+        if demo {
+            text += &format!("  curl http://{gateway}/hello\n  curl -d 'some text' http://{gateway}/echo\n");
+        }
+    }
+    text += &format!("  curl http://{admin}/readyz\n\nCtrl-C stops it.\n");
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// Thousands of connections need as many descriptors; the soft limit is often 1024.
+fn raise_file_limit() {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| {
+        use rustix::process::{Resource, getrlimit, setrlimit};
+        let mut limit = getrlimit(Resource::Nofile);
+        limit.current = limit.maximum;
+        let _ = setrlimit(Resource::Nofile, limit);
+    });
+}

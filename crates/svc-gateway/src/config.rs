@@ -1,0 +1,202 @@
+//! The keys of `[gateway]`.
+
+use crate::routes::Routes;
+use crate::upstream::Address;
+use ron_kernel::admission::client_ip::{Cidr, TrustedProxies};
+use ron_kernel::config::Problems;
+use ron_kernel::http::ServerLimits;
+use ron_kernel::settings;
+use ron_kernel::tls::TlsSettings;
+use ron_kernel::units::{Size, Span};
+use std::net::{Ipv4Addr, SocketAddr};
+
+settings! {
+    /// The gateway.
+    pub struct GatewaySettings {
+        /// Whether `ron up` starts the gateway.
+        enabled: bool = true => Restart;
+        /// Address of the plain listener. Port 0 picks a free one.
+        listen: SocketAddr = SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)) => Restart;
+        /// A TLS listener beside the plain one.
+        tls: Option<TlsSettings> = None => Restart;
+        /// A Unix socket beside the plain listener.
+        uds: Option<UdsSettings> = None => Restart;
+        /// Connections open at one time, over all listeners. The longest idle one gives way to a newcomer.
+        max_conns: usize = 4096 => Hot;
+        /// Connections of one client address; trusted proxies are exempt.
+        max_conns_per_ip: usize = 256 => Hot;
+        /// Requests being answered at one time.
+        max_inflight: usize = 512 => Hot;
+        /// For a handshake or a request head as a whole, and between two pieces of a body.
+        read_timeout: Span = Span::secs(5) => Hot;
+        /// Between two pieces of a response that the client takes.
+        write_timeout: Span = Span::secs(5) => Hot;
+        /// For a connection without a request, and for silence in a stream.
+        idle_timeout: Span = Span::secs(60) => Hot;
+        /// A request's budget where its route states none.
+        request_timeout: Span = Span::secs(30) => Hot;
+        /// Proxies whose `Forwarded`, `X-Forwarded-*` and PROXY headers are believed, as addresses or prefixes.
+        trusted_proxies: Vec<String> = Vec::new() => Hot;
+        /// Trusted proxies begin each connection with a PROXY header, version 1 or 2.
+        proxy_protocol: bool = false => Hot;
+        /// Sizes.
+        limits: LimitSettings = LimitSettings::default() => Hot;
+        /// Rates.
+        quotas: QuotaSettings = QuotaSettings::default() => Hot;
+        /// Where requests can go.
+        upstreams: Vec<UpstreamSettings> = Vec::new() => Hot;
+        /// Which request goes where: host first, then the longest path.
+        routes: Vec<RouteSettings> = Vec::new() => Hot;
+    }
+}
+
+settings! {
+    /// A Unix socket.
+    pub struct UdsSettings {
+        /// Path of the socket; it is made with mode 0600.
+        path: String = String::new() => Required;
+        /// User ids that may connect. Empty: whoever the file's mode lets in.
+        allow_uids: Vec<u64> = Vec::new() => Hot;
+    }
+}
+
+settings! {
+    /// Sizes.
+    pub struct LimitSettings {
+        /// Largest request body where its route states none.
+        max_body_bytes: Size = Size::mib(1) => Hot;
+        /// Decoded over encoded size of a body that a route decodes.
+        decode_ratio_max: u64 = 10 => Hot;
+        /// Largest decoded body.
+        decode_abs_cap_bytes: Size = Size::mib(8) => Hot;
+        /// Fields of a request head.
+        max_headers: usize = 100 => Hot;
+        /// Bytes of a request head; the request line may take a quarter of them.
+        max_header_bytes: Size = Size::kib(32) => Hot;
+    }
+}
+
+settings! {
+    /// Rates, in requests per second. 0: off.
+    pub struct QuotaSettings {
+        /// For all clients together.
+        global_rps: u64 = 0 => Hot;
+        /// For each client address; IPv6 by /64.
+        per_ip_rps: u64 = 0 => Hot;
+        /// Seconds' worth of requests that may come at once.
+        burst_factor: f64 = 2.0 => Hot;
+    }
+}
+
+settings! {
+    /// An upstream.
+    pub struct UpstreamSettings {
+        /// What routes call it.
+        name: String = String::new() => Required;
+        /// Its servers, as `http://host:port` or `unix:path`; requests go round.
+        servers: Vec<String> = Vec::new() => Required;
+        /// For opening a connection to one server.
+        connect_timeout: Span = Span::secs(1) => Hot;
+    }
+}
+
+settings! {
+    /// A route.
+    pub struct RouteSettings {
+        /// `/a/b` is exactly that; `/a/*` is `/a` and everything below it.
+        path: String = String::new() => Required;
+        /// Host names, `*.example.org` for one level. Empty: every host.
+        hosts: Vec<String> = Vec::new() => Hot;
+        /// Methods. Empty: every method.
+        methods: Vec<String> = Vec::new() => Hot;
+        /// Name of the upstream.
+        upstream: String = String::new() => Required;
+        /// Budget of a request. Left out: `request_timeout`.
+        timeout: Option<Span> = None => Hot;
+        /// Taken off the front of the path before it is passed on.
+        strip_prefix: String = String::new() => Hot;
+        /// Largest request body. Left out: `limits.max_body_bytes`.
+        max_body_bytes: Option<Size> = None => Hot;
+        /// Decode compressed request bodies, under the limits, before they are passed on.
+        decode: bool = false => Hot;
+    }
+}
+
+impl GatewaySettings {
+    pub fn validate(&self, problems: &mut Problems) {
+        for (index, text) in self.trusted_proxies.iter().enumerate() {
+            if let Err(error) = text.parse::<Cidr>() {
+                problems.add(format!("gateway.trusted_proxies[{index}]"), error);
+            }
+        }
+        let positive = [
+            ("max_conns", self.max_conns),
+            ("max_conns_per_ip", self.max_conns_per_ip),
+            ("max_inflight", self.max_inflight),
+            ("limits.max_headers", self.limits.max_headers),
+        ];
+        for (key, _) in positive.into_iter().filter(|(_, value)| *value == 0) {
+            problems.add(format!("gateway.{key}"), "must be at least 1");
+        }
+        if self.limits.max_header_bytes.0 < 1024 {
+            problems.add("gateway.limits.max_header_bytes", "must be at least 1KiB");
+        }
+        if self.quotas.burst_factor <= 0.0 {
+            problems.add("gateway.quotas.burst_factor", "must be more than 0");
+        }
+        if self.limits.decode_ratio_max == 0 {
+            problems.add("gateway.limits.decode_ratio_max", "must be at least 1");
+        }
+        if self.proxy_protocol && self.trusted_proxies.is_empty() {
+            problems.add(
+                "gateway.proxy_protocol",
+                "is on, but trusted_proxies is empty: nobody may send the header",
+            );
+        }
+        let timeouts = [
+            ("read_timeout", self.read_timeout),
+            ("write_timeout", self.write_timeout),
+            ("idle_timeout", self.idle_timeout),
+            ("request_timeout", self.request_timeout),
+        ];
+        for (key, _) in timeouts.into_iter().filter(|(_, value)| value.0.is_zero()) {
+            problems.add(format!("gateway.{key}"), "must be more than 0");
+        }
+        self.validate_upstreams(problems);
+        Routes::check(&self.routes, &self.upstreams, problems);
+    }
+
+    fn validate_upstreams(&self, problems: &mut Problems) {
+        for (index, upstream) in self.upstreams.iter().enumerate() {
+            let at = format!("gateway.upstreams[{index}]");
+            if self.upstreams[..index].iter().any(|other| other.name == upstream.name) {
+                problems
+                    .add(format!("{at}.name"), format!("{:?} is the name of two upstreams", upstream.name));
+            }
+            if upstream.servers.is_empty() {
+                problems.add(format!("{at}.servers"), "needs at least one server");
+            }
+            for (server, text) in upstream.servers.iter().enumerate() {
+                if let Err(error) = text.parse::<Address>() {
+                    problems.add(format!("{at}.servers[{server}]"), error);
+                }
+            }
+        }
+    }
+
+    /// What the kernel's server is told.
+    pub fn server_limits(&self) -> ServerLimits {
+        let trusted = self.trusted_proxies.iter().filter_map(|text| text.parse().ok()).collect();
+        ServerLimits {
+            conns_max: self.max_conns,
+            conns_per_ip_max: self.max_conns_per_ip,
+            headers_max: self.limits.max_headers,
+            header_bytes_max: self.limits.max_header_bytes.usize(),
+            read_timeout: self.read_timeout.0,
+            write_timeout: self.write_timeout.0,
+            idle_timeout: self.idle_timeout.0,
+            trusted_proxies: TrustedProxies(trusted),
+            proxy_protocol: self.proxy_protocol,
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Building and running the gateway.
+
+use crate::config::GatewaySettings;
+use crate::proxy::Proxy;
+use ron_kernel::bus::{KernelEvent, Next};
+use ron_kernel::channel;
+use ron_kernel::config::Prepared;
+use ron_kernel::http::{BindError, Server, bind_tcp, bind_unix, server_tasks};
+use ron_kernel::inventory::{ChannelSpec, LockSpec, TaskSort, TaskSpec};
+use ron_kernel::kernel::{Service, config_spec, events_spec, shutdown_spec};
+use ron_kernel::node::DataDir;
+use ron_kernel::task::TaskResult;
+use ron_kernel::tls::{TlsError, TlsServer};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+const NAME: &str = "gateway";
+
+static SHUTDOWN: ChannelSpec = shutdown_spec(NAME, &["listener", "sweeper", "housekeeping"]);
+static EVENTS: ChannelSpec = events_spec(NAME, &["housekeeping"]);
+static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping"]);
+
+/// The gateway's declarations, for the inventory and the document.
+pub static CHANNELS: [&ChannelSpec; 3] = [&EVENTS, &SHUTDOWN, &CONFIG];
+pub static LOCKS: [&LockSpec; 0] = [];
+pub const TASKS: [TaskSpec; 4] = {
+    let [listener, sweeper, conn] = server_tasks(NAME);
+    let does = "applies a new configuration, forgets addresses whose buckets are full again";
+    [
+        listener,
+        sweeper,
+        conn,
+        TaskSpec { service: NAME, kind: "housekeeping", sort: TaskSort::Permanent, does },
+    ]
+};
+
+/// How often stale buckets are dropped.
+const TRIM: Duration = Duration::from_secs(10);
+
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    #[error("gateway: {0}")]
+    Bind(#[from] BindError),
+    #[error("gateway.tls: {0}")]
+    Tls(#[from] TlsError),
+}
+
+/// The gateway, bound and ready to serve.
+#[derive(Debug)]
+pub struct Gateway {
+    service: Service,
+    server: Arc<Server<Arc<Proxy>>>,
+    config: watch::Sender<Arc<GatewaySettings>>,
+    tls: Option<Arc<TlsServer>>,
+    addresses: Vec<(&'static str, String)>,
+    data: DataDir,
+}
+
+impl Gateway {
+    /// Binds every listener and reads every file; what can fail fails here. Call it inside the runtime.
+    pub fn build(
+        service: &Service,
+        settings: &GatewaySettings,
+        data: &DataDir,
+    ) -> Result<Gateway, BuildError> {
+        service.declare(&SHUTDOWN, &EVENTS);
+        let (config, receiver) = channel::latest(service.inventory(), &CONFIG, Arc::new(settings.clone()));
+        let plain = bind_tcp(settings.listen)?;
+        let mut addresses = vec![("http", plain.address())];
+        let mut tls = None;
+        let mut listeners = vec![(plain, None)];
+        if let Some(tls_settings) = &settings.tls {
+            let server = TlsServer::new(tls_settings.load(data.path())?);
+            let bound = bind_tcp(tls_settings.listen)?;
+            addresses.push(("https", bound.address()));
+            listeners.push((bound, Some(server.clone())));
+            tls = Some(server);
+        }
+        if let Some(uds) = &settings.uds {
+            let bound = bind_unix(&data.join(&uds.path))?;
+            addresses.push(("uds", bound.address()));
+            listeners.push((bound, None));
+        }
+        let proxy = Arc::new(Proxy::new(service, settings, data.path().to_owned()));
+        let server = Server::new(service, proxy, settings.server_limits());
+        for (bound, tls) in listeners {
+            server.listen(bound, tls);
+        }
+        let keeping = (service.clone(), server.clone(), receiver);
+        service.permanent("housekeeping", 0, move || {
+            let (service, server, config) = keeping.clone();
+            housekeeping(service, server, config)
+        });
+        Ok(Gateway { service: service.clone(), server, config, tls, addresses, data: data.clone() })
+    }
+
+    /// Where it listens: scheme and address.
+    pub fn addresses(&self) -> &[(&'static str, String)] {
+        &self.addresses
+    }
+
+    pub fn ready(&self) {
+        self.service.ready();
+    }
+
+    /// Reads what the new configuration needs; the returned step then swaps it in and cannot fail.
+    pub fn prepare(self: &Arc<Self>, settings: &GatewaySettings) -> Result<Prepared, BuildError> {
+        let tls = match (&self.tls, &settings.tls) {
+            (Some(server), Some(settings)) => Some((server.clone(), settings.load(self.data.path())?)),
+            _ => None,
+        };
+        let (gateway, settings) = (self.clone(), settings.clone());
+        Ok(Box::new(move || {
+            if let Some((server, config)) = tls {
+                server.replace(config);
+            }
+            gateway.server.handler().apply(&settings);
+            gateway.server.set_limits(settings.server_limits());
+            gateway.config.send_replace(Arc::new(settings));
+        }))
+    }
+}
+
+/// Drops stale buckets, and after lag or news on the bus makes sure that the newest configuration is in force.
+async fn housekeeping(
+    service: Service,
+    server: Arc<Server<Arc<Proxy>>>,
+    mut config: watch::Receiver<Arc<GatewaySettings>>,
+) -> TaskResult {
+    let mut events = service.subscribe("housekeeping");
+    loop {
+        tokio::select! {
+            biased;
+            () = service.shutdown().draining() => return Ok(()),
+            next = events.next() => match next {
+                Some(Next::Event(KernelEvent::ServiceCrashed { service, reason })) => {
+                    tracing::warn!(crashed = service, reason, "another service of this node is gone");
+                }
+                Some(Next::Reconcile { .. }) => server.set_limits(config.borrow().server_limits()),
+                Some(Next::Event(_)) => {}
+                None => return Ok(()),
+            },
+            changed = config.changed() => {
+                changed?;
+                let settings = config.borrow_and_update().clone();
+                tracing::info!(routes = settings.routes.len(), upstreams = settings.upstreams.len(), "gateway configuration in force");
+            }
+            () = tokio::time::sleep(TRIM) => server.handler().trim(Instant::now()),
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! The HTTP gateway: admits or refuses early, routes, and proxies under a deadline.
+//!
+//! Start from [`Gateway`]; then read [`proxy`] for the life of a request, [`routes`] for how it finds its
+//! upstream, [`upstream`] for the connections behind it. Nothing here accepts a connection or spawns a task by
+//! itself: that is the kernel's.
+
+pub mod config;
+mod decode;
+mod forward;
+mod gateway;
+mod proxy;
+pub mod routes;
+mod upstream;
+
+pub use gateway::{CHANNELS, Gateway, LOCKS, TASKS};

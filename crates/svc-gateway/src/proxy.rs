@@ -1,0 +1,390 @@
+//! The life of a request: free checks, quota, route, a permit, the upstream under what remains of the deadline.
+
+use crate::config::{GatewaySettings, RouteSettings};
+use crate::decode::Decoded;
+use crate::forward::{Forward, clean_response, host_of, request_head};
+use crate::routes::{Found, Routes, has_dot_segment};
+use crate::upstream::{Call, CallError, Upstream};
+use arc_swap::ArcSwap;
+use http::header::{ALLOW, CONTENT_ENCODING, HeaderValue, VIA};
+use http::{Method, Request, Response};
+use ron_kernel::admission::bucket::{Keyed, Rate, Single, Verdict};
+use ron_kernel::admission::client_ip::TrustedProxies;
+use ron_kernel::admission::deadline::Budget;
+use ron_kernel::admission::decode::{self, DecodeError, DecodeLimits};
+use ron_kernel::http::{Body, BodyError, Capped, ConnInfo, Handler, Peer, requests_family};
+use ron_kernel::kernel::Service;
+use ron_kernel::metrics::{Counter, Family, Histogram};
+use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID, X_REASON};
+use ron_kernel::reason::{Reason, Rejections};
+use ron_kernel::sync::{Permit, Permits};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Client addresses whose rate is remembered.
+const ADDRESSES_MAX: usize = 65_536;
+
+/// Everything that follows from one version of the configuration.
+pub(crate) struct Snapshot {
+    settings: GatewaySettings,
+    routes: Routes,
+    /// By route.
+    upstreams: Vec<Arc<Upstream>>,
+    named: Vec<(String, Arc<Upstream>)>,
+    global: Option<Rate>,
+    per_ip: Option<Rate>,
+    trusted: TrustedProxies,
+}
+
+/// The handler behind the gateway's listeners.
+pub(crate) struct Proxy {
+    snapshot: ArcSwap<Snapshot>,
+    base: PathBuf,
+    inflight: Arc<Permits>,
+    global: Single,
+    per_ip: Keyed<IpAddr>,
+    rejections: Rejections,
+    requests: Arc<Family<Counter, 4>>,
+    latency: Arc<Family<Histogram, 3>>,
+    rpc_timeouts: Counter,
+    connect_timeouts: Counter,
+}
+
+impl std::fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Proxy")
+    }
+}
+
+impl Proxy {
+    pub(crate) fn new(service: &Service, settings: &GatewaySettings, base: PathBuf) -> Proxy {
+        let inflight = Permits::new(settings.max_inflight);
+        let (seen, name) = (inflight.clone(), service.name());
+        service.metrics().computed("inflight_requests", "Requests being answered.", "gauge", move |rows| {
+            rows.row(&[("service", name)], seen.used());
+        });
+        let connect_timeouts = service.io_timeout("connect");
+        let snapshot = Snapshot::new(settings, &base, None, &connect_timeouts);
+        Proxy {
+            snapshot: ArcSwap::from_pointee(snapshot),
+            base,
+            inflight,
+            global: Single::new(),
+            per_ip: Keyed::new(ADDRESSES_MAX),
+            rejections: Rejections::new(service),
+            requests: requests_family(service),
+            latency: service.metrics().family(
+                "request_latency_seconds",
+                "Time from a request's head to its response's head.",
+                ["service", "route", "method"],
+            ),
+            rpc_timeouts: service.io_timeout("rpc"),
+            connect_timeouts,
+        }
+    }
+
+    /// Swaps in a new configuration; requests under way keep the one they began with.
+    pub(crate) fn apply(&self, settings: &GatewaySettings) {
+        let former = self.snapshot.load();
+        let snapshot = Snapshot::new(settings, &self.base, Some(&former), &self.connect_timeouts);
+        self.inflight.set_limit(settings.max_inflight);
+        self.snapshot.store(Arc::new(snapshot));
+    }
+
+    /// Forgets the addresses whose buckets are full again.
+    pub(crate) fn trim(&self, now: Instant) {
+        let rate = self.snapshot.load().per_ip.unwrap_or(Rate { per_second: 1.0, burst: 0.0 });
+        self.per_ip.trim(rate, now);
+    }
+
+    async fn answer(
+        &self,
+        request: Request<Body>,
+        conn: &ConnInfo,
+        corr: &CorrId,
+        begun: Instant,
+        routed: &mut Option<String>,
+    ) -> Result<Response<Body>, Rejection> {
+        let snapshot = self.snapshot.load_full();
+        let trusted = conn.peer.ip().is_some_and(|ip| snapshot.trusted.trusts(ip));
+        let client = conn.peer.ip().map(|ip| snapshot.trusted.client(ip, request.headers()));
+        self.check_quotas(&snapshot, client, begun)?;
+        let index = snapshot.route(&request)?;
+        let route = &snapshot.settings.routes[index];
+        *routed = Some(route.path.clone());
+        let cap = route.max_body_bytes.unwrap_or(snapshot.settings.limits.max_body_bytes).0;
+        if request.body().exact_len().is_some_and(|length| length > cap) {
+            return Err(Rejection::new(Reason::BodyCap, format!("the body may have at most {cap} bytes")));
+        }
+        let timeout = route.timeout.unwrap_or(snapshot.settings.request_timeout).0;
+        let budget = Budget::of(request.headers(), timeout, begun, unix_millis)
+            .map_err(|bad| Rejection::new(Reason::Malformed, format!("{} cannot be read", bad.0)))?;
+        let Some(permit) = self.inflight.try_take() else {
+            return Err(Rejection::new(Reason::Shed, "too many requests are being answered").retry_after(1));
+        };
+        let request = prepare_body(request, route, &snapshot.settings, cap)?;
+        let deadline = tokio::time::Instant::from_std(budget.until);
+        let forwarded =
+            self.forward(request, conn, corr, &snapshot, index, Passing { client, trusted, budget, permit });
+        match tokio::time::timeout_at(deadline, forwarded).await {
+            Ok(outcome) => outcome,
+            Err(_elapsed) => {
+                self.rpc_timeouts.inc();
+                Err(Rejection::new(Reason::Deadline, "the upstream did not answer in time"))
+            }
+        }
+    }
+
+    fn check_quotas(
+        &self,
+        snapshot: &Snapshot,
+        client: Option<IpAddr>,
+        now: Instant,
+    ) -> Result<(), Rejection> {
+        let refused = |reason, wait: Duration| {
+            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+            Rejection::new(reason, "too many requests; slow down").retry_after(seconds.max(1))
+        };
+        if let Some(rate) = snapshot.global
+            && let Verdict::Empty { wait } = self.global.take(1.0, rate, now)
+        {
+            return Err(refused(Reason::QuotaGlobal, wait));
+        }
+        if let (Some(rate), Some(ip)) = (snapshot.per_ip, client)
+            && let Verdict::Empty { wait } = self.per_ip.take(&network_of(ip), 1.0, rate, now)
+        {
+            return Err(refused(Reason::QuotaIp, wait));
+        }
+        Ok(())
+    }
+
+    async fn forward(
+        &self,
+        mut request: Request<Body>,
+        conn: &ConnInfo,
+        corr: &CorrId,
+        snapshot: &Snapshot,
+        index: usize,
+        passing: Passing,
+    ) -> Result<Response<Body>, Rejection> {
+        let route = &snapshot.settings.routes[index];
+        let body_len = request.body().exact_len();
+        let forward = Forward {
+            conn,
+            client: passing.client,
+            trusted: passing.trusted,
+            corr,
+            remaining: passing.budget.remaining(Instant::now()),
+            strip_prefix: &route.strip_prefix,
+            body_len,
+            has_body: [Method::POST, Method::PUT, Method::PATCH].contains(request.method()),
+        };
+        let head = request_head(&request, &forward);
+        let body = std::mem::take(request.body_mut());
+        let call = Call {
+            permit: std::sync::Mutex::new(Some(passing.permit)),
+            silence: snapshot.settings.idle_timeout.0,
+            until: passing.budget.from_client.then_some(passing.budget.until),
+        };
+        let mut response = snapshot.upstreams[index]
+            .call(head, request.method(), body, call)
+            .await
+            .map_err(|error| refusal(error, &route.upstream))?;
+        let headers = response.headers_mut();
+        clean_response(headers);
+        headers.remove(X_REASON);
+        headers.append(VIA, HeaderValue::from_static("1.1 ron"));
+        headers.insert(X_CORR_ID, corr.value().clone());
+        Ok(response)
+    }
+}
+
+/// What goes along with a request once it is admitted.
+struct Passing {
+    client: Option<IpAddr>,
+    trusted: bool,
+    budget: Budget,
+    permit: Permit,
+}
+
+impl Snapshot {
+    fn new(
+        settings: &GatewaySettings,
+        base: &std::path::Path,
+        former: Option<&Snapshot>,
+        timeouts: &Counter,
+    ) -> Snapshot {
+        let former_of = |name: &str| {
+            former
+                .and_then(|former| former.named.iter().find(|(known, _)| known == name))
+                .map(|(_, upstream)| &**upstream)
+        };
+        let named: Vec<(String, Arc<Upstream>)> = settings
+            .upstreams
+            .iter()
+            .map(|upstream| {
+                let made = Upstream::new(upstream, base, former_of(&upstream.name), timeouts.clone());
+                (upstream.name.clone(), Arc::new(made))
+            })
+            .collect();
+        let of_route = |route: &RouteSettings| {
+            let found = named.iter().find(|(name, _)| *name == route.upstream);
+            found.expect("validation refused routes without an upstream").1.clone()
+        };
+        let quotas = &settings.quotas;
+        Snapshot {
+            routes: Routes::new(&settings.routes),
+            upstreams: settings.routes.iter().map(of_route).collect(),
+            global: Rate::new(quotas.global_rps, quotas.burst_factor),
+            per_ip: Rate::new(quotas.per_ip_rps, quotas.burst_factor),
+            named,
+            trusted: settings.server_limits().trusted_proxies,
+            settings: settings.clone(),
+        }
+    }
+
+    fn route(&self, request: &Request<Body>) -> Result<usize, Rejection> {
+        let path = request.uri().path();
+        if request.method() == Method::CONNECT || !path.starts_with('/') {
+            return Err(Rejection::new(Reason::MethodUnknown, "this gateway does not tunnel"));
+        }
+        if has_dot_segment(path) {
+            return Err(Rejection::new(Reason::Malformed, "the path holds a dot segment"));
+        }
+        match self.routes.find(&host_of(request), path, request.method()) {
+            Found::Route(index) => Ok(index),
+            Found::Method(allowed) => {
+                let list: Vec<&str> = allowed.iter().map(Method::as_str).collect();
+                let allow = HeaderValue::from_str(&list.join(", ")).expect("methods are valid header values");
+                Err(Rejection::new(Reason::Method, "the method is not allowed here").header(ALLOW, allow))
+            }
+            Found::Nothing => Err(Rejection::new(Reason::NoRoute, "no route leads here")),
+        }
+    }
+}
+
+impl Handler for Proxy {
+    async fn call(&self, request: Request<Body>, conn: &ConnInfo) -> Response<Body> {
+        let begun = Instant::now();
+        let corr = CorrId::from_headers(request.headers());
+        let method = label_of(request.method());
+        let allowed = match conn.peer {
+            Peer::Unix { uid } => self.snapshot.load().settings.admits_uid(uid),
+            Peer::Tcp(_) => true,
+        };
+        let mut routed = None;
+        let answered = if allowed {
+            self.answer(request, conn, &corr, begun, &mut routed).await
+        } else {
+            Err(Rejection::new(Reason::Forbidden, "this user may not use the socket"))
+        };
+        let (response, reason) = match answered {
+            Ok(response) => (response, ""),
+            Err(rejection) => {
+                let reason = rejection.reason;
+                self.rejections.count(reason);
+                (rejection.into_response(&corr), reason.code())
+            }
+        };
+        let route = routed.as_deref().unwrap_or("none");
+        let status = response.status();
+        self.requests.with(["gateway", route, method, status.as_str()]).inc();
+        self.latency.with(["gateway", route, method]).observe(begun.elapsed());
+        tracing::debug!(corr_id = corr.as_str(), route, method, status = status.as_u16(), reason, elapsed = ?begun.elapsed(), "request");
+        response
+    }
+}
+
+impl GatewaySettings {
+    fn admits_uid(&self, uid: u32) -> bool {
+        let allowed = self.uds.as_ref().map_or(&[][..], |uds| &uds.allow_uids[..]);
+        allowed.is_empty() || allowed.contains(&u64::from(uid))
+    }
+}
+
+/// Caps the body and, where the route says so, decodes it.
+fn prepare_body(
+    mut request: Request<Body>,
+    route: &RouteSettings,
+    settings: &GatewaySettings,
+    cap: u64,
+) -> Result<Request<Body>, Rejection> {
+    let codings = if route.decode {
+        let unsupported = || {
+            Rejection::new(
+                Reason::UnsupportedEncoding,
+                "expected gzip, deflate, br or zstd, at most 4 of them",
+            )
+        };
+        decode::codings(request.headers()).ok_or_else(unsupported)?
+    } else {
+        Vec::new()
+    };
+    let body = std::mem::take(request.body_mut());
+    let known = body.exact_len().is_some();
+    let body = if known { body } else { Body::stream(Capped::new(body, cap)) };
+    *request.body_mut() = if codings.is_empty() {
+        body
+    } else {
+        request.headers_mut().remove(CONTENT_ENCODING);
+        let limits = DecodeLimits {
+            ratio_max: settings.limits.decode_ratio_max,
+            bytes_max: settings.limits.decode_abs_cap_bytes.0,
+        };
+        Body::stream(Decoded::new(body, &codings, limits))
+    };
+    Ok(request)
+}
+
+/// What the client is told when a call fails; what exactly failed stays in the log.
+fn refusal(error: CallError, upstream: &str) -> Rejection {
+    let body_refusal = |error: &BodyError| match error {
+        BodyError::TooLarge => (Reason::BodyCap, "the body is larger than allowed"),
+        BodyError::ReadTimeout => (Reason::ReadTimeout, "the body did not arrive in time"),
+        BodyError::Decode(DecodeError::Cap) => {
+            (Reason::DecodedCap, "the decoded body is larger than allowed")
+        }
+        BodyError::Decode(DecodeError::Ratio) => {
+            (Reason::DecodedRatio, "the body decodes to too many times its size")
+        }
+        _ => (Reason::Malformed, "the body could not be read"),
+    };
+    let (reason, detail) = match &error {
+        CallError::RequestBody(error) => body_refusal(error),
+        CallError::Connect(_) => (Reason::UpstreamError, "the upstream could not be reached"),
+        _ => (Reason::UpstreamError, "the upstream did not answer properly"),
+    };
+    if reason == Reason::UpstreamError {
+        tracing::warn!(upstream, %error, "upstream call failed");
+    }
+    Rejection::new(reason, detail)
+}
+
+/// IPv6 addresses are counted by their /64: one household has that many.
+fn network_of(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(_) => ip,
+        IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) >> 64 << 64).into()),
+    }
+}
+
+/// Unknown methods share a label.
+fn label_of(method: &Method) -> &'static str {
+    match method.as_str() {
+        "GET" => "GET",
+        "HEAD" => "HEAD",
+        "POST" => "POST",
+        "PUT" => "PUT",
+        "DELETE" => "DELETE",
+        "PATCH" => "PATCH",
+        "OPTIONS" => "OPTIONS",
+        _ => "other",
+    }
+}
+
+fn unix_millis() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}

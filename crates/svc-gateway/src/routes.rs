@@ -1,0 +1,283 @@
+//! Which request goes where: host first, then the longest path, then the method. Pure.
+
+use crate::config::{RouteSettings, UpstreamSettings};
+use http::Method;
+use ron_kernel::config::Problems;
+use std::collections::HashMap;
+
+/// The routing table. Looking a path up costs one hash per path segment, however many routes there are.
+#[derive(Debug, Default)]
+pub struct Routes {
+    /// By host name; the empty name is every host, `*.example.org` stands under `.example.org`.
+    hosts: HashMap<String, Paths>,
+}
+
+#[derive(Debug, Default)]
+struct Paths {
+    exact: HashMap<String, Vec<usize>>,
+    /// By prefix without its `/*`; the empty prefix is `/*`.
+    below: HashMap<String, Vec<usize>>,
+    methods: Vec<(usize, Vec<Method>)>,
+}
+
+/// What became of a look-up.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Index of the route in the settings.
+    Route(usize),
+    /// Routes lead here, but not with this method; these are allowed.
+    Method(Vec<Method>),
+    Nothing,
+}
+
+impl Routes {
+    pub fn new(settings: &[RouteSettings]) -> Routes {
+        let mut routes = Routes::default();
+        for (index, route) in settings.iter().enumerate() {
+            for host in hosts_of(route) {
+                let paths = routes.hosts.entry(host).or_default();
+                match route.path.strip_suffix("/*") {
+                    Some(prefix) => paths.below.entry(prefix.to_owned()).or_default().push(index),
+                    None => paths.exact.entry(route.path.clone()).or_default().push(index),
+                }
+                let methods = route.methods.iter().filter_map(|m| Method::from_bytes(m.as_bytes()).ok());
+                paths.methods.push((index, methods.collect()));
+            }
+        }
+        routes
+    }
+
+    /// The route of a request. `host` is without its port and in lower case.
+    pub fn find(&self, host: &str, path: &str, method: &Method) -> Found {
+        let wildcard = host.find('.').map(|dot| &host[dot..]);
+        let mut best = Found::Nothing;
+        for name in [Some(host), wildcard, Some("")].into_iter().flatten() {
+            let Some(paths) = self.hosts.get(name) else { continue };
+            match paths.find(path, method) {
+                Found::Route(route) => return Found::Route(route),
+                // A less specific host may still take the request; if none does, this says why.
+                Found::Method(allowed) if best == Found::Nothing => best = Found::Method(allowed),
+                _ => {}
+            }
+        }
+        best
+    }
+
+    /// Every problem of the routes, by key.
+    pub fn check(routes: &[RouteSettings], upstreams: &[UpstreamSettings], problems: &mut Problems) {
+        let mut seen: HashMap<(String, &str), Vec<usize>> = HashMap::new();
+        for (index, route) in routes.iter().enumerate() {
+            let at = format!("gateway.routes[{index}]");
+            check_path(&route.path, &at, problems);
+            if !upstreams.iter().any(|upstream| upstream.name == route.upstream) {
+                let known: Vec<&str> = upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
+                let message =
+                    format!("there is no upstream {:?}; known: {}", route.upstream, known.join(", "));
+                problems.add(format!("{at}.upstream"), message);
+            }
+            for (method, text) in route.methods.iter().enumerate() {
+                if text.to_ascii_uppercase() != *text || Method::from_bytes(text.as_bytes()).is_err() {
+                    problems.add(
+                        format!("{at}.methods[{method}]"),
+                        format!("{text:?} is no method, such as \"GET\""),
+                    );
+                }
+            }
+            if !route.strip_prefix.is_empty() && !route.path.starts_with(&route.strip_prefix) {
+                problems.add(format!("{at}.strip_prefix"), "is not the beginning of the route's path");
+            }
+            if route.timeout.is_some_and(|timeout| timeout.0.is_zero()) {
+                problems.add(format!("{at}.timeout"), "must be more than 0");
+            }
+            for host in hosts_of(route) {
+                let others = seen.entry((host, &route.path)).or_default();
+                if let Some(other) = others.iter().find(|other| overlap(&routes[**other], route)) {
+                    problems.add(
+                        format!("{at}.path"),
+                        format!("is taken by gateway.routes[{other}] for the same host and method"),
+                    );
+                }
+                others.push(index);
+            }
+        }
+    }
+}
+
+impl Paths {
+    fn find(&self, path: &str, method: &Method) -> Found {
+        let mut allowed = Vec::new();
+        let exact = self.exact.get(path);
+        let mut prefix = path;
+        let below = std::iter::from_fn(|| {
+            loop {
+                if prefix.is_empty() && path.is_empty() {
+                    return None;
+                }
+                let found = self.below.get(prefix);
+                match prefix.rfind('/') {
+                    Some(end) => prefix = &prefix[..end],
+                    None => return None,
+                }
+                if found.is_some() {
+                    return found;
+                }
+            }
+        });
+        let root = self.below.get("").filter(|_| !path.is_empty());
+        for candidates in exact.into_iter().chain(below).chain(root) {
+            for route in candidates {
+                let methods =
+                    self.methods.iter().find(|(index, _)| index == route).map_or(&[][..], |(_, m)| m);
+                if methods.is_empty() || methods.contains(method) {
+                    return Found::Route(*route);
+                }
+                allowed.extend(methods.iter().cloned());
+            }
+            // The longest path decides: a shorter one does not take over what its methods refuse.
+            if !allowed.is_empty() {
+                return Found::Method(allowed);
+            }
+        }
+        Found::Nothing
+    }
+}
+
+fn hosts_of(route: &RouteSettings) -> Vec<String> {
+    if route.hosts.is_empty() {
+        return vec![String::new()];
+    }
+    let name = |host: &String| host.strip_prefix('*').unwrap_or(host).to_ascii_lowercase();
+    route.hosts.iter().map(name).collect()
+}
+
+fn overlap(a: &RouteSettings, b: &RouteSettings) -> bool {
+    a.methods.is_empty() || b.methods.is_empty() || a.methods.iter().any(|method| b.methods.contains(method))
+}
+
+fn check_path(path: &str, at: &str, problems: &mut Problems) {
+    let body = path.strip_suffix("/*").unwrap_or(path);
+    if !path.starts_with('/') {
+        problems.add(format!("{at}.path"), format!("{path:?} does not begin with /"));
+    } else if body.contains('*') || body.contains(['?', '#']) {
+        problems.add(
+            format!("{at}.path"),
+            format!("{path:?} may hold a * only as its last segment, and no ? or #"),
+        );
+    } else if has_dot_segment(body) {
+        problems.add(format!("{at}.path"), format!("{path:?} holds a dot segment"));
+    }
+}
+
+/// Whether a path could mean another one to the upstream: `.` or `..` as a segment, plain or encoded.
+pub fn has_dot_segment(path: &str) -> bool {
+    if !path.contains('.') && !path.contains('%') {
+        return false;
+    }
+    path.split(['/', '\\']).any(|segment| {
+        let plain = segment.replace("%2e", ".").replace("%2E", ".");
+        plain == "." || plain == ".."
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn route(path: &str, hosts: &[&str], methods: &[&str]) -> RouteSettings {
+        let own = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
+        RouteSettings {
+            path: path.into(),
+            hosts: own(hosts),
+            methods: own(methods),
+            upstream: "u".into(),
+            ..RouteSettings::default()
+        }
+    }
+
+    fn table() -> Routes {
+        Routes::new(&[
+            route("/*", &[], &[]),
+            route("/api/*", &[], &[]),
+            route("/api/v2/*", &[], &["GET"]),
+            route("/api/exact", &[], &[]),
+            route("/*", &["a.org"], &[]),
+            route("/*", &["*.b.org"], &[]),
+            route("/only/*", &["c.org"], &["POST"]),
+        ])
+    }
+
+    #[test]
+    fn the_longest_path_of_the_most_specific_host_wins() {
+        let routes = table();
+        let find = |host, path| routes.find(host, path, &Method::GET);
+        assert_eq!(find("x", "/"), Found::Route(0));
+        assert_eq!(find("x", "/apix"), Found::Route(0));
+        assert_eq!(find("x", "/api"), Found::Route(1));
+        assert_eq!(find("x", "/api/"), Found::Route(1));
+        assert_eq!(find("x", "/api/v2/z"), Found::Route(2));
+        assert_eq!(find("x", "/api/exact"), Found::Route(3));
+        assert_eq!(find("x", "/api/exact/more"), Found::Route(1));
+        assert_eq!(find("a.org", "/api/v2"), Found::Route(4));
+        assert_eq!(find("w.b.org", "/api"), Found::Route(5));
+        assert_eq!(find("b.org", "/q"), Found::Route(0));
+    }
+
+    #[test]
+    fn a_method_that_is_not_allowed_is_told_apart_from_no_route() {
+        let routes = table();
+        assert_eq!(routes.find("x", "/api/v2/z", &Method::POST), Found::Method(vec![Method::GET]));
+        assert_eq!(routes.find("c.org", "/only/z", &Method::POST), Found::Route(6));
+        let none = Routes::new(&[route("/a", &[], &[])]);
+        assert_eq!(none.find("x", "/b", &Method::GET), Found::Nothing);
+    }
+
+    #[test]
+    fn routes_that_clash_or_lead_nowhere_are_problems() {
+        let upstreams = [UpstreamSettings { name: "u".into(), ..UpstreamSettings::default() }];
+        let mut bad = route("/x", &[], &[]);
+        bad.upstream = "v".into();
+        let list = [
+            route("/a/*", &[], &["GET"]),
+            route("/a/*", &[], &["POST"]),
+            route("/a/*", &[], &[]),
+            bad,
+            route("b", &[], &[]),
+            route("/c/*/d", &[], &[]),
+            route("/d", &[], &["get"]),
+            route("/e/../f", &[], &[]),
+        ];
+        let mut problems = Problems::default();
+        Routes::check(&list, &upstreams, &mut problems);
+        let paths: Vec<&str> = problems.list.iter().map(|problem| problem.path.as_str()).collect();
+        assert_eq!(
+            paths,
+            [
+                "gateway.routes[2].path",
+                "gateway.routes[3].upstream",
+                "gateway.routes[4].path",
+                "gateway.routes[5].path",
+                "gateway.routes[6].methods[0]",
+                "gateway.routes[7].path",
+            ]
+        );
+    }
+
+    #[test]
+    fn dot_segments_are_seen_through_their_disguises() {
+        for bad in ["/a/../b", "/..", "/a/./b", "/%2e%2E/b", "/a/.%2e", "/a\\..\\b"] {
+            assert!(has_dot_segment(bad), "{bad}");
+        }
+        for good in ["/a/b", "/a/...", "/.well-known/x", "/a..b", "/%2f"] {
+            assert!(!has_dot_segment(good), "{good}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_catch_all_catches_all_and_nothing_panics(path in "/[ -~]{0,60}", host in "[a-z.]{0,20}") {
+            let found = table().find(&host, &path, &Method::GET);
+            prop_assert!(matches!(found, Found::Route(_)));
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Upstreams: their servers, the connections kept to them, and one call.
+
+mod conn;
+
+pub(crate) use conn::{Call, CallError};
+
+use crate::config::UpstreamSettings;
+use bytes::BytesMut;
+use conn::ClientConn;
+use http::{Method, Response};
+use ron_kernel::http::{Body, Io};
+use ron_kernel::metrics::Counter;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::net::{TcpStream, UnixStream};
+
+/// Idle connections kept per server.
+const IDLE_MAX: usize = 64;
+/// Age at which an idle connection is not used again: most servers close theirs after a minute or more.
+const IDLE_AGE: Duration = Duration::from_secs(30);
+
+/// Where a server is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Address {
+    /// `host:port`
+    Tcp(String),
+    Unix(PathBuf),
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Address, String> {
+        if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+            return Ok(Address::Unix(PathBuf::from(path)));
+        }
+        let authority = text.strip_prefix("http://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
+        let authority = authority.and_then(|text| text.parse::<http::uri::Authority>().ok());
+        let authority = authority.filter(|authority| !authority.as_str().contains('@'));
+        let wrong = || format!("{text:?} is no server: write http://host:port or unix:path");
+        let authority = authority.ok_or_else(wrong)?;
+        let port = authority.port_u16().unwrap_or(80);
+        Ok(Address::Tcp(format!("{}:{port}", authority.host())))
+    }
+}
+
+/// A named set of servers.
+#[derive(Debug)]
+pub(crate) struct Upstream {
+    servers: Vec<Arc<Server>>,
+    next: AtomicUsize,
+    connect_timeout: Duration,
+    connect_timeouts: Counter,
+}
+
+#[derive(Debug)]
+struct Server {
+    address: Address,
+    idle: Mutex<Vec<(Instant, ClientConn)>>,
+}
+
+impl Server {
+    /// The connection used last, if one is fresh and the server has not closed it.
+    fn take_idle(&self) -> Option<ClientConn> {
+        loop {
+            let (since, mut conn) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+            if since.elapsed() < IDLE_AGE && conn.is_quiet() {
+                return Some(conn);
+            }
+        }
+    }
+
+    fn keep(&self, conn: ClientConn) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() >= IDLE_MAX {
+            idle.remove(0);
+        }
+        idle.push((Instant::now(), conn));
+    }
+
+    async fn connect(&self) -> std::io::Result<ClientConn> {
+        let io = match &self.address {
+            Address::Tcp(address) => {
+                let stream = TcpStream::connect(address).await?;
+                stream.set_nodelay(true)?;
+                Io::from(stream)
+            }
+            Address::Unix(path) => Io::from(UnixStream::connect(path).await?),
+        };
+        Ok(ClientConn::new(io))
+    }
+}
+
+impl Upstream {
+    /// Relative socket paths are relative to `base`. Connections of a former version to the same servers are kept.
+    pub(crate) fn new(
+        settings: &UpstreamSettings,
+        base: &Path,
+        former: Option<&Upstream>,
+        connect_timeouts: Counter,
+    ) -> Upstream {
+        let make = |text: &String| {
+            let address = match text.parse().ok()? {
+                Address::Unix(path) => Address::Unix(base.join(path)),
+                tcp => tcp,
+            };
+            let known =
+                former.and_then(|former| former.servers.iter().find(|server| server.address == address));
+            let fresh = || Arc::new(Server { address, idle: Mutex::default() });
+            Some(known.cloned().unwrap_or_else(fresh))
+        };
+        Upstream {
+            servers: settings.servers.iter().filter_map(make).collect(),
+            next: AtomicUsize::new(0),
+            connect_timeout: settings.connect_timeout.0,
+            connect_timeouts,
+        }
+    }
+
+    /// Sends a request and returns the response once its head is there. The body streams.
+    pub(crate) async fn call(
+        &self,
+        head: BytesMut,
+        method: &Method,
+        body: Body,
+        call: Call,
+    ) -> Result<Response<Body>, CallError> {
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut body = Some(body);
+        let mut failure = CallError::Connect("there is no server".to_owned());
+        for turn in 0..self.servers.len() {
+            let server = &self.servers[(first + turn) % self.servers.len()];
+            while let Some(conn) = server.take_idle() {
+                // A kept connection may be closed by the server at any time; what it did not take can go again.
+                match conn.exchange(&head, method, &mut body, &call, server).await {
+                    Err(CallError::Stale) => {}
+                    outcome => return outcome,
+                }
+            }
+            let connected = tokio::time::timeout(self.connect_timeout, server.connect()).await;
+            match connected {
+                Ok(Ok(conn)) => return conn.exchange(&head, method, &mut body, &call, server).await,
+                Ok(Err(error)) => failure = CallError::Connect(error.to_string()),
+                Err(_elapsed) => {
+                    self.connect_timeouts.inc();
+                    failure = CallError::Connect("the connection was not made in time".to_owned());
+                }
+            }
+        }
+        Err(failure)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_written_as_urls_or_socket_paths() {
+        assert_eq!("http://a.org".parse(), Ok(Address::Tcp("a.org:80".into())));
+        assert_eq!("http://[::1]:90/".parse(), Ok(Address::Tcp("[::1]:90".into())));
+        assert_eq!("unix:x.sock".parse(), Ok(Address::Unix("x.sock".into())));
+        for bad in ["", "a.org:80", "https://a.org", "http://a.org/path", "http://u@a.org", "unix:"] {
+            assert!(bad.parse::<Address>().unwrap_err().contains("http://host:port"), "{bad}");
+        }
+    }
+}

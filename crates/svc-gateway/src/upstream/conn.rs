@@ -1,0 +1,326 @@
+//! One HTTP/1.1 connection to a server, on the client side.
+
+use super::Server;
+use bytes::{Bytes, BytesMut};
+use http::{Method, Response};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use ron_kernel::http::h1::decoder::{BodyDecoder, Decoded};
+use ron_kernel::http::h1::head::{Framing, HeadLimits, HeadReader, ResponseHead};
+use ron_kernel::http::{Body, BodyError, Io};
+use ron_kernel::sync::Permit;
+use std::future::Future;
+use std::io::IoSlice;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
+
+/// An upstream is trusted more than a client, but not without bound.
+const HEAD_LIMITS: HeadLimits = HeadLimits { headers_max: 256, bytes_max: 128 << 10 };
+const READ: usize = 16 << 10;
+
+/// Why a call did not yield a response.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CallError {
+    #[error("the upstream could not be reached: {0}")]
+    Connect(String),
+    #[error("the upstream broke the connection: {0}")]
+    Broken(String),
+    #[error("the upstream's answer is malformed: {0}")]
+    Malformed(String),
+    #[error("the request body failed: {0}")]
+    RequestBody(BodyError),
+    /// A kept connection was closed before it took the request; it is safe to try another.
+    #[error("the connection had been closed")]
+    Stale,
+}
+
+/// What a call holds on to while its response streams.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) permit: std::sync::Mutex<Option<Permit>>,
+    /// Longest silence of the upstream within a body.
+    pub(crate) silence: Duration,
+    /// The client's own deadline, which covers the whole response.
+    pub(crate) until: Option<Instant>,
+}
+
+#[derive(Debug)]
+pub(crate) struct ClientConn {
+    io: Io,
+    buffer: BytesMut,
+    reused: bool,
+}
+
+impl ClientConn {
+    pub(super) fn new(io: Io) -> ClientConn {
+        ClientConn { io, buffer: BytesMut::new(), reused: false }
+    }
+
+    /// Whether the server has neither closed the connection nor sent anything unasked.
+    pub(super) fn is_quiet(&mut self) -> bool {
+        let mut byte = [0];
+        let mut cx = Context::from_waker(Waker::noop());
+        Pin::new(&mut self.io).poll_read(&mut cx, &mut ReadBuf::new(&mut byte)).is_pending()
+    }
+
+    /// Sends the request and waits for the head of the response; the upload goes on meanwhile.
+    pub(super) async fn exchange(
+        mut self,
+        head: &BytesMut,
+        method: &Method,
+        body: &mut Option<Body>,
+        call: &Call,
+        server: &Arc<Server>,
+    ) -> Result<Response<Body>, CallError> {
+        let mut upload = Upload::new(head, body.take().unwrap_or_default());
+        let mut reader = HeadReader::default();
+        let received = std::future::poll_fn(|cx| {
+            let upload_failed = match upload.poll(&mut self.io, cx) {
+                Poll::Ready(Err(error)) => Some(error),
+                Poll::Ready(Ok(())) | Poll::Pending => None,
+            };
+            loop {
+                match reader.response(&mut self.buffer, HEAD_LIMITS, method) {
+                    Ok(Some(head)) if head.status.is_informational() && head.status.as_u16() != 101 => {
+                        continue;
+                    }
+                    Ok(Some(head)) => return Poll::Ready(Ok(head)),
+                    Ok(None) => {}
+                    Err(error) => return Poll::Ready(Err(CallError::Malformed(error.to_string()))),
+                }
+                self.buffer.reserve(READ);
+                match tokio_util::io::poll_read_buf(Pin::new(&mut self.io), cx, &mut self.buffer) {
+                    Poll::Ready(Ok(read)) if read > 0 => {}
+                    Poll::Ready(ended) => {
+                        let reason =
+                            ended.map_or_else(|error| error.to_string(), |_| "it was closed".to_owned());
+                        return Poll::Ready(Err(CallError::Broken(reason)));
+                    }
+                    // An upstream may refuse an upload and say why: its answer counts more than the broken pipe.
+                    Poll::Pending => {
+                        return upload_failed.map_or(Poll::Pending, |error| Poll::Ready(Err(error)));
+                    }
+                }
+            }
+        })
+        .await;
+        match received {
+            Ok(head) => Ok(self.response(head, upload, call, server)),
+            Err(CallError::Broken(_))
+                if self.reused && self.buffer.is_empty() && upload.can_repeat(method) =>
+            {
+                Err(CallError::Stale)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn response(
+        mut self,
+        head: ResponseHead,
+        upload: Upload,
+        call: &Call,
+        server: &Arc<Server>,
+    ) -> Response<Body> {
+        let mut response = Response::new(Body::default());
+        *response.status_mut() = head.status;
+        *response.headers_mut() = head.headers;
+        let decoder = BodyDecoder::new(head.framing);
+        let keep = head.keep_alive && upload.done;
+        // A short body that came with its head needs no stream, and its connection is free at once.
+        if let Framing::Length(length) = head.framing
+            && keep
+            && self.buffer.len() as u64 == length
+        {
+            let bytes = self.buffer.split().freeze();
+            *response.body_mut() = Body::full(bytes);
+            self.reused = true;
+            server.keep(self);
+            return response;
+        }
+        let permit = call.permit.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        *response.body_mut() = Body::stream(UpstreamBody {
+            conn: Some(self),
+            decoder,
+            upload,
+            keep_alive: head.keep_alive,
+            server: server.clone(),
+            silence: call.silence,
+            silent: None,
+            until: call.until.map(|until| Box::pin(tokio::time::sleep_until(until.into()))),
+            _permit: permit,
+        });
+        response
+    }
+}
+
+/// The request on its way out.
+#[derive(Debug)]
+struct Upload {
+    out: BytesMut,
+    data: Bytes,
+    body: Body,
+    chunked: bool,
+    done: bool,
+    body_begun: bool,
+}
+
+impl Upload {
+    fn new(head: &BytesMut, body: Body) -> Upload {
+        let chunked = body.exact_len().is_none();
+        Upload { out: head.clone(), data: Bytes::new(), body, chunked, done: false, body_begun: false }
+    }
+
+    fn can_repeat(&self, method: &Method) -> bool {
+        !self.body_begun && method.is_idempotent()
+    }
+
+    /// Writes on; ready when the whole request is out.
+    fn poll(&mut self, io: &mut Io, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
+        let broken = |error: std::io::Error| CallError::Broken(error.to_string());
+        while !self.done {
+            while !self.out.is_empty() || !self.data.is_empty() {
+                let slices = [IoSlice::new(&self.out), IoSlice::new(&self.data)];
+                let written = ready!(Pin::new(&mut *io).poll_write_vectored(cx, &slices)).map_err(broken)?;
+                if written == 0 {
+                    return Poll::Ready(Err(CallError::Broken("it takes no more bytes".to_owned())));
+                }
+                let from_out = written.min(self.out.len());
+                let _ = self.out.split_to(from_out);
+                let _ = self.data.split_to(written - from_out);
+            }
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => self.push(frame),
+                Some(Err(error)) => return Poll::Ready(Err(CallError::RequestBody(error))),
+                None => {
+                    if std::mem::take(&mut self.chunked) {
+                        self.out.extend_from_slice(if self.body_begun {
+                            b"\r\n0\r\n\r\n"
+                        } else {
+                            b"0\r\n\r\n"
+                        });
+                        continue;
+                    }
+                    self.done = true;
+                }
+            }
+        }
+        Pin::new(io).poll_flush(cx).map_err(broken)
+    }
+
+    fn push(&mut self, frame: Frame<Bytes>) {
+        match frame.into_data() {
+            Ok(data) if data.is_empty() => {}
+            Ok(data) => {
+                if self.chunked {
+                    let line_end = if self.body_begun { "\r\n" } else { "" };
+                    self.out.extend_from_slice(format!("{line_end}{:x}\r\n", data.len()).as_bytes());
+                }
+                self.body_begun = true;
+                self.data = data;
+            }
+            Err(frame) => {
+                let Ok(trailers) = frame.into_trailers() else { return };
+                if std::mem::take(&mut self.chunked) {
+                    self.out.extend_from_slice(if self.body_begun { b"\r\n0\r\n" } else { b"0\r\n" });
+                    for (name, value) in &trailers {
+                        self.out.extend_from_slice(name.as_str().as_bytes());
+                        self.out.extend_from_slice(b": ");
+                        self.out.extend_from_slice(value.as_bytes());
+                        self.out.extend_from_slice(b"\r\n");
+                    }
+                    self.out.extend_from_slice(b"\r\n");
+                }
+            }
+        }
+    }
+}
+
+/// A response body as it streams from the upstream; its connection is kept when it ends well.
+struct UpstreamBody {
+    conn: Option<ClientConn>,
+    decoder: BodyDecoder,
+    upload: Upload,
+    keep_alive: bool,
+    server: Arc<Server>,
+    silence: Duration,
+    silent: Option<Pin<Box<Sleep>>>,
+    until: Option<Pin<Box<Sleep>>>,
+    _permit: Option<Permit>,
+}
+
+impl UpstreamBody {
+    fn end(&mut self) {
+        if let Some(mut conn) = self.conn.take()
+            && self.keep_alive
+            && self.upload.done
+            && conn.buffer.is_empty()
+        {
+            conn.reused = true;
+            self.server.keep(conn);
+        }
+    }
+}
+
+impl HttpBody for UpstreamBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = &mut *self;
+        let Some(conn) = &mut this.conn else { return Poll::Ready(None) };
+        if let Some(until) = &mut this.until
+            && until.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Some(Err(BodyError::Deadline)));
+        }
+        if !this.upload.done
+            && let Poll::Ready(Err(error)) = this.upload.poll(&mut conn.io, cx)
+        {
+            return Poll::Ready(Some(Err(BodyError::Upstream(error.to_string()))));
+        }
+        loop {
+            match this.decoder.decode(&mut conn.buffer) {
+                Ok(Decoded::Data(data)) => {
+                    this.silent = None;
+                    return Poll::Ready(Some(Ok(Frame::data(data))));
+                }
+                Ok(Decoded::Trailers(trailers)) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+                Ok(Decoded::End) => {
+                    this.end();
+                    return Poll::Ready(None);
+                }
+                Ok(Decoded::More) => {}
+                Err(bad) => return Poll::Ready(Some(Err(BodyError::Malformed(bad.0)))),
+            }
+            conn.buffer.reserve(this.decoder.wanted());
+            match tokio_util::io::poll_read_buf(Pin::new(&mut conn.io), cx, &mut conn.buffer) {
+                Poll::Ready(Ok(read)) if read > 0 => {}
+                Poll::Ready(_) => {
+                    this.keep_alive = false;
+                    if !this.decoder.end_of_input() {
+                        return Poll::Ready(Some(Err(BodyError::Upstream(
+                            "it ended in the middle".to_owned(),
+                        ))));
+                    }
+                }
+                Poll::Pending => {
+                    let silence = this.silence;
+                    let timer = this.silent.get_or_insert_with(|| Box::pin(tokio::time::sleep(silence)));
+                    ready!(timer.as_mut().poll(cx));
+                    return Poll::Ready(Some(Err(BodyError::Upstream("it fell silent".to_owned()))));
+                }
+            }
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.decoder.left().map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}
