@@ -9,7 +9,7 @@ fn main() {
         || "unknown".to_owned(),
         |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
     );
-    println!("cargo::rustc-env=RON_GIT={commit}");
+    println!("cargo::rustc-env=BUILD_COMMIT={commit}");
     println!("cargo::rerun-if-changed=../../.git/HEAD");
     println!("cargo::rerun-if-changed=../../.git/refs/heads");
 }

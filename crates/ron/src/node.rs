@@ -26,7 +26,7 @@ pub const SERVICES: [&str; 1] = ["gateway"];
 const VERSION: Version = Version {
     name: "ron",
     version: env!("CARGO_PKG_VERSION"),
-    git: env!("RON_GIT"),
+    git: env!("BUILD_COMMIT"),
     profile: if cfg!(debug_assertions) { "debug" } else { "release" },
     features: &[],
 };

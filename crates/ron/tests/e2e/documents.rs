@@ -1,0 +1,104 @@
+//! Generated documents are current, and what a machine can judge about the tree is judged.
+
+use ron::documents::{concurrency_page, config_page};
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
+}
+
+/// Compares, or with `UPDATE_DOCS=1` (that is `cargo xtask docs`) writes.
+fn check(name: &str, text: &str) {
+    let path = root().join("docs").join(name);
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(written == text, "docs/{name} is not current: run `cargo xtask docs`");
+}
+
+#[test]
+fn the_configuration_page_is_current() {
+    check("config.md", &config_page());
+}
+
+#[test]
+fn the_concurrency_page_is_current() {
+    check("concurrency.md", &concurrency_page());
+}
+
+/// The design documents' channel tables, as ruled; a service's rows are compared once it exists.
+const CHANNELS: [(&str, &str, &str, usize, &str); 3] = [
+    ("gateway", "events", "broadcast", 1024, "lossy_broadcast"),
+    ("gateway", "shutdown", "watch", 1, "latest"),
+    ("gateway", "config", "watch", 1, "latest"),
+];
+
+#[test]
+fn the_inventory_of_a_running_node_is_what_the_design_and_the_document_say() {
+    let node = ron_testkit::Node::start(&["gateway"], &crate::config("http://127.0.0.1:1", "", ""));
+    let shown = ron_testkit::get(&node.admin(), "/debug/channels").json();
+    let rows = shown["channels"].as_array().unwrap();
+    let page = concurrency_page();
+    for (service, name, kind, capacity, policy) in CHANNELS {
+        let row = rows.iter().find(|row| row["service"] == service && row["name"] == name);
+        let row = row.unwrap_or_else(|| panic!("{service}.{name} does not run"));
+        assert_eq!(
+            (&row["kind"], &row["capacity"], &row["policy"]),
+            (&kind.into(), &capacity.into(), &policy.into())
+        );
+        assert!(
+            page.contains(&format!("| `{name}` | {kind} | {capacity} | {policy} |")),
+            "{name} is not in the document"
+        );
+    }
+    for row in rows.iter().filter(|row| row["service"] == "gateway") {
+        let name = row["name"].as_str().unwrap();
+        assert!(
+            CHANNELS.iter().any(|known| known.0 == "gateway" && known.1 == name),
+            "{name} is not in the design"
+        );
+    }
+}
+
+#[test]
+fn every_documented_key_is_used_by_some_test() {
+    let tests: String = ["admin", "commands", "lifecycle", "limits", "proxy", "reload"]
+        .iter()
+        .map(|name| std::fs::read_to_string(root().join(format!("crates/ron/tests/e2e/{name}.rs"))).unwrap())
+        .collect::<String>()
+        + include_str!("main.rs");
+    for key in ron_kernel::config::KeyDoc::all::<ron::config::Config>() {
+        let name = key.path.rsplit('.').next().unwrap();
+        assert!(tests.contains(name), "no end-to-end test sets {}", key.path);
+    }
+}
+
+/// Every Rust file of the workspace.
+fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap().flatten() {
+        let path = entry.path();
+        let name = entry.file_name();
+        if path.is_dir() && name != "target" && !name.to_string_lossy().starts_with('.') {
+            sources(&path, out);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            out.push(path);
+        }
+    }
+}
+
+#[test]
+fn every_file_says_what_it_is_for() {
+    let mut files = Vec::new();
+    sources(&root(), &mut files);
+    assert!(files.len() > 50);
+    for path in files {
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(
+            text.starts_with("//!") || text.starts_with("#!"),
+            "{} does not open with //!",
+            path.display()
+        );
+        assert!(text.lines().count() > 2, "{} is empty", path.display());
+    }
+}

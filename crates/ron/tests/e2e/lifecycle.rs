@@ -1,0 +1,164 @@
+//! Starting, draining, ending.
+
+use crate::config;
+use ron_testkit::{Client, Node, Origin, Script, get, ron};
+use std::time::{Duration, Instant};
+
+fn slow_origin() -> Origin {
+    Origin::start(|path| match path {
+        "/slow" => Script::After(Duration::from_millis(800)),
+        "/stuck" => Script::Silence,
+        "/begun" => Script::Chunks(vec![b"abc".to_vec(); 100], Duration::from_millis(100)),
+        _ => Script::Body(b"hi".to_vec()),
+    })
+}
+
+#[test]
+fn a_request_in_flight_is_answered_and_a_stuck_one_refused_at_the_deadline() {
+    let origin = slow_origin();
+    let text = config(&origin.url(), "", "").replace("[admin]", "[node]\ndrain_deadline = \"2s\"\n[admin]");
+    let mut node = Node::start(&["gateway"], &text);
+    let ask = |path: &str| {
+        let mut client = Client::connect(&node.gateway()).unwrap();
+        client.send(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
+        client
+    };
+    let (mut slow, mut stuck, mut begun) = (ask("/slow"), ask("/stuck"), ask("/begun"));
+    let (admin, gateway) = (node.admin(), node.gateway());
+    std::thread::sleep(Duration::from_millis(300));
+    let since = Instant::now();
+    node.signal("TERM");
+    node.eventually("writes are refused first, the admin plane still answers", |_| {
+        let ready = get(&admin, "/readyz");
+        ready.status == 503 && ready.json()["services"]["gateway"] == "draining"
+    });
+    node.eventually("the listener is closed", |_| std::net::TcpStream::connect(&gateway).is_err());
+    let answer = slow.read_answer("GET").unwrap();
+    assert_eq!(
+        (answer.status, answer.text(), answer.header("connection")),
+        (200, "slow".into(), Some("close"))
+    );
+    let refused = stuck.read_answer("GET").unwrap();
+    assert_eq!((refused.status, refused.reason()), (503, "draining"));
+    let cut = begun.read_to_end().unwrap();
+    assert!(!cut.ends_with(b"0\r\n\r\n"), "a response under way is cut, not ended as if it were whole");
+    assert_eq!(node.wait(), 0, "{}", node.log());
+    let elapsed = since.elapsed();
+    assert!((Duration::from_millis(1900)..Duration::from_millis(3000)).contains(&elapsed), "{elapsed:?}");
+    let log = node.log();
+    assert!(log.contains("GET /stuck for") && log.contains("aborted at the drain deadline"), "{log}");
+    assert!(!node.dir.path().join("addresses.json").exists());
+}
+
+#[test]
+fn a_second_signal_exits_at_once() {
+    let origin = slow_origin();
+    let mut node = Node::start(&["gateway"], &config(&origin.url(), "", ""));
+    let mut stuck = Client::connect(&node.gateway()).unwrap();
+    stuck.send(b"GET /stuck HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    let since = Instant::now();
+    node.signal("INT");
+    node.eventually("the first signal is seen", |node| node.log().contains("SIGINT"));
+    node.signal("TERM");
+    assert_eq!(node.wait(), 1);
+    assert!(since.elapsed() < Duration::from_millis(1500));
+}
+
+#[test]
+fn up_makes_what_it_needs_greets_and_reuses_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let free = |service: &str| format!("{service}.listen=127.0.0.1:0");
+    let (gateway, admin) = (free("gateway"), free("admin"));
+    let args = ["up", "--set", &gateway, "--set", &admin];
+    let mut node = Node::spawn(dir, &args, &[]);
+    node.eventually("the greeting is printed", |node| node.log().contains("Try:"));
+    let log = node.log();
+    let lines: Vec<&str> = log.lines().filter_map(|line| line.trim().strip_prefix("curl ")).collect();
+    assert_eq!(lines.len(), 3, "{log}");
+    for line in lines {
+        let words: Vec<&str> = line
+            .split('\'')
+            .flat_map(
+                |part| if part.starts_with("some") { vec![part] } else { part.split_whitespace().collect() },
+            )
+            .collect();
+        let output = std::process::Command::new("curl").arg("-sf").args(words).output().unwrap();
+        assert!(output.status.success(), "curl {line} failed");
+    }
+    let second = ron(&args, node.dir.path());
+    let text = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert_eq!(second.status.code(), Some(1));
+    assert!(text.contains("in use by another ron (process") && text.contains("--data DIR"), "{text}");
+    assert_eq!(node.stop(), 0);
+    let key = std::fs::read(node.dir.path().join("ron-data/node.key")).unwrap();
+    let dir = std::mem::replace(&mut node.dir, tempfile::tempdir().unwrap());
+    let again = Node::spawn(dir, &args, &[]);
+    assert_eq!(std::fs::read(again.dir.path().join("ron-data/node.key")).unwrap(), key);
+    let disabled = tempfile::tempdir().unwrap();
+    let without = Node::spawn(disabled, &["up", "--set", &admin, "--set", "gateway.enabled=false"], &[]);
+    assert!(without.addresses["gateway"].is_null());
+}
+
+#[test]
+fn the_data_folder_is_where_the_file_says() {
+    let origin = slow_origin();
+    let dir = tempfile::tempdir().unwrap();
+    let text = config(&origin.url(), "", "")
+        .replace("[admin]", "[node]\ndata = \"elsewhere\"\nworker_threads = 1\n[admin]");
+    std::fs::write(dir.path().join("ron.toml"), text).unwrap();
+    let output = std::process::Command::new("timeout")
+        .args(["--signal=TERM", "1", env!("CARGO_BIN_EXE_ron"), "run", "gateway", "--config", "ron.toml"])
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    assert!(dir.path().join("elsewhere/node.key").exists(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn amnesia_writes_nothing_and_says_everything_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_ron"))
+        .args([
+            "run",
+            "gateway",
+            "--set",
+            "node.amnesia=true",
+            "--set",
+            "gateway.listen=127.0.0.1:0",
+            "--set",
+            "admin.listen=127.0.0.1:0",
+        ])
+        .current_dir(dir.path())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line)
+        .unwrap();
+    let said: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(get(said["admin"].as_str().unwrap(), "/readyz").status, 200);
+    let bearer = format!("Bearer {}", said["admin_token"].as_str().unwrap());
+    let admin = said["admin"].as_str().unwrap();
+    let stopped =
+        ron_testkit::request(admin, "POST", "/admin/shutdown", &[("Authorization", &bearer)], b"").unwrap();
+    assert_eq!(stopped.status, 202);
+    assert!(child.wait().unwrap().success());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_log_is_json_off_a_terminal_and_text_on_request() {
+    let origin = slow_origin();
+    let json = Node::start(&["gateway"], &config(&origin.url(), "", ""));
+    json.eventually("it logs", |node| !node.log().is_empty());
+    let first: serde_json::Value = serde_json::from_str(json.log().lines().next().unwrap()).unwrap();
+    assert_eq!((&first["level"], &first["message"]), (&"INFO".into(), &"ready".into()));
+    let text = config(&origin.url(), "", "")
+        .replace("[admin]", "[log]\nformat = \"text\"\nlevel = \"debug\"\n[admin]");
+    let node = Node::start(&["gateway"], &text);
+    get(&node.gateway(), "/x?secret=1");
+    node.eventually("a debug line", |node| node.log().contains("DEBUG"));
+    assert!(!node.log().contains("secret=1"), "no query in the log");
+}

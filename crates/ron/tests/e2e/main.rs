@@ -1,0 +1,18 @@
+//! The built binary, from outside.
+
+mod admin;
+mod commands;
+mod documents;
+mod lifecycle;
+mod limits;
+mod proxy;
+mod reload;
+
+/// A configuration with every listener on a free port; `gateway` goes into its table, `rest` behind it.
+fn config(origin: &str, gateway: &str, rest: &str) -> String {
+    format!(
+        "[admin]\nlisten = \"127.0.0.1:0\"\n[gateway]\nlisten = \"127.0.0.1:0\"\n{gateway}\n\
+         [[gateway.upstreams]]\nname = \"o\"\nservers = [\"{origin}\"]\n\
+         [[gateway.routes]]\npath = \"/*\"\nupstream = \"o\"\n{rest}\n"
+    )
+}
