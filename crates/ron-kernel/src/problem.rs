@@ -71,12 +71,13 @@ pub struct Rejection {
     pub detail: Cow<'static, str>,
     /// Seconds; every 429 and 503 carries one, 1 if nothing better is known.
     pub retry_after: Option<u64>,
-    pub headers: HeaderMap,
+    /// Fields beside those that every problem has.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl Rejection {
     pub fn new(reason: Reason, detail: impl Into<Cow<'static, str>>) -> Rejection {
-        Rejection { reason, detail: detail.into(), retry_after: None, headers: HeaderMap::new() }
+        Rejection { reason, detail: detail.into(), retry_after: None, headers: Vec::new() }
     }
 
     #[must_use]
@@ -87,7 +88,7 @@ impl Rejection {
 
     #[must_use]
     pub fn header(mut self, name: HeaderName, value: HeaderValue) -> Rejection {
-        self.headers.insert(name, value);
+        self.headers.push((name, value));
         self
     }
 
@@ -117,7 +118,7 @@ impl Rejection {
 
     pub fn into_response(mut self, corr: &CorrId) -> Response<Body> {
         let body = self.body(corr);
-        let mut headers = std::mem::take(&mut self.headers);
+        let mut headers: HeaderMap = std::mem::take(&mut self.headers).into_iter().collect();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(X_REASON, HeaderValue::from_static(self.reason.code()));
         headers.insert(X_CORR_ID, corr.value().clone());

@@ -13,3 +13,6 @@ mod platform {
     pub(super) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
     pub(super) use std::sync::{Mutex, MutexGuard};
 }
+
+#[cfg(test)]
+mod tests;

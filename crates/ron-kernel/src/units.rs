@@ -50,7 +50,7 @@ fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
 
 /// The largest unit that divides the value exactly.
 fn write(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)]) -> fmt::Result {
-    let fitting = units.iter().find(|(_, factor)| value != 0 && value % factor == 0);
+    let fitting = units.iter().find(|(_, factor)| value != 0 && value.is_multiple_of(*factor));
     let (name, factor) = fitting.copied().unwrap_or(units[units.len() - 1]);
     write!(f, "{}{name}", value / factor)
 }

@@ -223,7 +223,7 @@ fn lock(data: &DataDir) -> anyhow::Result<File> {
 fn node_key(config: &Config, data: &DataDir) -> anyhow::Result<PrivateKey> {
     let path = data.join(&config.node.key_file);
     if path.exists() {
-        return Ok(PrivateKey::read(&path).context("node.key_file")?);
+        return PrivateKey::read(&path).context("node.key_file");
     }
     let key = PrivateKey::generate()?;
     if !config.node.amnesia {

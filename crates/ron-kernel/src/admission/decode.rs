@@ -115,7 +115,11 @@ fn run(
 ) -> Result<(), DecodeError> {
     let Some((first, rest)) = stages.split_first_mut() else {
         *count.output += input.len() as u64;
-        return if *count.output > count.limits.bytes_max { Err(DecodeError::Cap) } else { Ok(sink(input)) };
+        if *count.output > count.limits.bytes_max {
+            return Err(DecodeError::Cap);
+        }
+        sink(input);
+        return Ok(());
     };
     let mut buffer = [0; STEP];
     let mut input = input;

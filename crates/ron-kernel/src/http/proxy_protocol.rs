@@ -11,7 +11,6 @@ const V2_MAX: usize = 536;
 /// The length of a complete header and the client it names (`None` for a health check of the proxy itself).
 ///
 /// `Ok(None)`: more bytes are needed. `Err`: this is no header.
-#[expect(clippy::type_complexity, reason = "the three outcomes are spelled out above")]
 pub fn parse(bytes: &[u8]) -> Result<Option<(usize, Option<SocketAddr>)>, &'static str> {
     let signature = V2_SIGNATURE.len().min(bytes.len());
     if bytes[..signature] == V2_SIGNATURE[..signature] && !bytes.is_empty() {

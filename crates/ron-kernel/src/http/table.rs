@@ -219,9 +219,9 @@ impl ConnTable {
         self.open.fetch_add(1, Ordering::Relaxed);
         let starting = self.starting.fetch_add(1, Ordering::Relaxed) + 1;
         let limit = self.permits.limit();
-        if self.permits.used() >= limit && !self.close_longest(&[Phase::Idle], Duration::ZERO) {
-            self.close_longest(&[Phase::Handshake, Phase::Head], SLOW_START);
-        } else if starting > limit.div_ceil(2) {
+        let full = self.permits.used() >= limit;
+        let made_room = full && self.close_longest(&[Phase::Idle], Duration::ZERO);
+        if (full && !made_room) || starting > limit.div_ceil(2) {
             self.close_longest(&[Phase::Handshake, Phase::Head], SLOW_START);
         }
         Entry { table: self.clone(), state, id, ip, place, started: false }

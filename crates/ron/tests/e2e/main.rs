@@ -1,4 +1,5 @@
 //! The built binary, from outside.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod admin;
 mod commands;

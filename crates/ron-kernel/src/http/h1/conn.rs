@@ -179,6 +179,7 @@ enum Cut {
     Body(BodyError),
 }
 
+#[expect(clippy::large_enum_variant, reason = "made once per request and taken apart at once")]
 enum NextHead {
     Head(RequestHead),
     Bad(HeadError),

@@ -1,0 +1,50 @@
+//! Developer commands: `cargo xtask test` is the one that everything else rests on.
+#![expect(clippy::print_stdout, reason = "a command line tool prints")]
+
+mod dist;
+mod fuzz;
+mod run;
+mod test;
+mod tools;
+
+use std::process::ExitCode;
+
+const HELP: &str = "\
+cargo xtask test [--without-servers]   every check and test, installing what they need
+cargo xtask fix                        format, and apply what clippy can mend
+cargo xtask docs                       write docs/config.md and docs/concurrency.md
+cargo xtask fuzz [TARGET] [SECONDS]    coverage-guided fuzzing, 60 s a target by default
+cargo xtask dist                       a release archive in target/dist";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let done = match args[..] {
+        ["test"] => test::all(false),
+        ["test", "--without-servers"] => test::all(true),
+        ["fix"] => {
+            run::cargo(&["fmt", "--all"])
+                && run::cargo(&[
+                    "clippy",
+                    "--workspace",
+                    "--all-targets",
+                    "--fix",
+                    "--allow-dirty",
+                    "--allow-staged",
+                ])
+        }
+        ["docs"] => run::cargo_env(
+            &["test", "-p", "ron", "--test", "e2e", "_page_is_current"],
+            &[("UPDATE_DOCS", "1")],
+        ),
+        ["fuzz"] => fuzz::all(60),
+        ["fuzz", target] => fuzz::one(target, 60),
+        ["fuzz", target, seconds] => seconds.parse().is_ok_and(|seconds| fuzz::one(target, seconds)),
+        ["dist"] => dist::build(),
+        _ => {
+            println!("{HELP}");
+            false
+        }
+    };
+    if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
