@@ -27,4 +27,6 @@ pub mod sync;
 pub mod task;
 pub mod tls;
 pub mod token;
+#[cfg(feature = "otlp")]
+pub mod trace;
 pub mod units;

@@ -1,5 +1,7 @@
 //! Logs: text on a terminal, JSON elsewhere, never a secret or a body.
 
+use crate::config::Problems;
+use crate::inventory::{ChannelKind, ChannelSpec, Policy, TaskSort, TaskSpec};
 use crate::{choice, settings};
 use std::io::IsTerminal as _;
 use std::sync::{Arc, OnceLock};
@@ -7,6 +9,24 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
+
+/// Finished spans on their way to the collector; with the feature `otlp`.
+pub static SPANS: ChannelSpec = ChannelSpec {
+    service: "kernel",
+    name: "spans",
+    kind: ChannelKind::Mpsc,
+    capacity: 2048,
+    policy: Policy::RejectNew,
+    producers: &["conn"],
+    consumers: &["trace_exporter"],
+};
+
+pub static TRACE_EXPORTER: TaskSpec = TaskSpec {
+    service: "kernel",
+    kind: "trace_exporter",
+    sort: TaskSort::Permanent,
+    does: "sends finished spans to the collector (feature `otlp`)",
+};
 
 choice! {
     /// How a log line is written.
@@ -36,6 +56,21 @@ settings! {
         format: LogFormat = LogFormat::Auto => Restart;
         /// Least important line written.
         level: LogLevel = LogLevel::Info => Hot;
+        /// Collector for traces, such as `http://127.0.0.1:4318` (OTLP over HTTP). Empty: off. Needs a build with the feature `otlp`.
+        otlp: String = String::new() => Hot;
+    }
+}
+
+impl LogSettings {
+    pub fn validate(&self, problems: &mut Problems) {
+        if self.otlp.is_empty() {
+            return;
+        }
+        if !cfg!(feature = "otlp") {
+            problems.add("log.otlp", "this binary is built without traces: build it with `--features otlp`");
+        } else if !self.otlp.starts_with("http://") {
+            problems.add("log.otlp", format!("{:?} is no collector: write http://host:port", self.otlp));
+        }
     }
 }
 

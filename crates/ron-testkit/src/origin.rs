@@ -29,6 +29,8 @@ pub struct Origin {
     pub address: String,
     /// Heads of the requests seen.
     pub seen: Arc<Mutex<Vec<String>>>,
+    /// Bodies of the requests seen.
+    pub bodies: Arc<Mutex<Vec<Vec<u8>>>>,
     pub connections: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
 }
@@ -38,10 +40,15 @@ impl Origin {
     pub fn start(choose: impl Fn(&str) -> Script + Send + Sync + 'static) -> Origin {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("a bound socket has an address").to_string();
-        let origin =
-            Origin { address, seen: Arc::default(), connections: Arc::default(), stop: Arc::default() };
-        let (seen, connections, stop) =
-            (origin.seen.clone(), origin.connections.clone(), origin.stop.clone());
+        let origin = Origin {
+            address,
+            seen: Arc::default(),
+            bodies: Arc::default(),
+            connections: Arc::default(),
+            stop: Arc::default(),
+        };
+        let (seen, bodies) = (origin.seen.clone(), origin.bodies.clone());
+        let (connections, stop) = (origin.connections.clone(), origin.stop.clone());
         let choose = Arc::new(choose);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -50,9 +57,9 @@ impl Origin {
                 }
                 let Ok(stream) = stream else { continue };
                 connections.fetch_add(1, Ordering::SeqCst);
-                let (seen, choose) = (seen.clone(), choose.clone());
+                let (seen, bodies, choose) = (seen.clone(), bodies.clone(), choose.clone());
                 std::thread::spawn(move || {
-                    let _ = serve(stream, &seen, &*choose);
+                    let _ = serve(stream, &seen, &bodies, &*choose);
                 });
             }
         });
@@ -80,6 +87,7 @@ impl Drop for Origin {
 fn serve(
     mut stream: TcpStream,
     seen: &Mutex<Vec<String>>,
+    bodies: &Mutex<Vec<Vec<u8>>>,
     choose: &dyn Fn(&str) -> Script,
 ) -> std::io::Result<()> {
     let mut buffer: Vec<u8> = Vec::new();
@@ -106,6 +114,7 @@ fn serve(
             }
             buffer.drain(..length).collect()
         };
+        bodies.lock().expect("no test panics while holding this").push(body.clone());
         let path = head.split(' ').nth(1).unwrap_or("/").to_owned();
         let bodiless = head.starts_with("HEAD");
         let with_length = |body: &[u8]| {

@@ -23,6 +23,7 @@ settings! {
 impl Validate for Config {
     fn validate(&self, problems: &mut Problems) {
         self.node.validate(problems);
+        self.log.validate(problems);
         self.admin.validate(&self.node, problems);
         self.gateway.validate(problems);
     }

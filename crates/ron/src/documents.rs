@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use ron_kernel::inventory::{ChannelSpec, LockSpec, TaskSort, TaskSpec};
-use ron_kernel::{config, http, kernel, process};
+use ron_kernel::{config, http, kernel, observe, process};
 use std::fmt::Write as _;
 
 /// Who answers for the concurrency model, and when someone last read it as a whole.
@@ -40,11 +40,14 @@ fn declared() -> Vec<Declared> {
         sort: spec.sort,
         does: spec.does,
     };
-    let kernel_tasks = [signals, watcher, events].map(copy).into_iter().chain(http::server_tasks("kernel"));
+    let kernel_tasks = [signals, watcher, events, &observe::TRACE_EXPORTER]
+        .map(copy)
+        .into_iter()
+        .chain(http::server_tasks("kernel"));
     vec![
         Declared {
             name: "kernel",
-            channels: kernel::CHANNELS.to_vec(),
+            channels: kernel::CHANNELS.iter().copied().chain([&observe::SPANS]).collect(),
             locks: Vec::new(),
             tasks: kernel_tasks.collect(),
             shutdown: "The kernel drains the services first and itself last, so that `/readyz` can be read to the end.",

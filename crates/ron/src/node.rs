@@ -28,7 +28,7 @@ const VERSION: Version = Version {
     version: env!("CARGO_PKG_VERSION"),
     git: env!("BUILD_COMMIT"),
     profile: if cfg!(debug_assertions) { "debug" } else { "release" },
-    features: &[],
+    features: if cfg!(feature = "otlp") { &["otlp"] } else { &[] },
 };
 
 /// Which services to start.
@@ -52,7 +52,13 @@ pub fn run(sources: Sources, which: &Which) -> anyhow::Result<ExitCode> {
     }
     let runtime =
         builder.max_blocking_threads(64).enable_all().build().context("cannot start the runtime")?;
-    let code = runtime.block_on(Box::pin(serve(sources, loaded, which, logs)));
+    let code = runtime.block_on(async {
+        let node = Node::start(sources, which, logs)?;
+        if matches!(which, Which::Enabled) {
+            greet(&node.addresses, node.demo, &node.data);
+        }
+        Ok(node.run().await)
+    });
     // A blocking call that never returns must not hold the exit up.
     runtime.shutdown_background();
     code
@@ -74,76 +80,117 @@ fn data_dir(loaded: &Loaded<Config>) -> DataDir {
     DataDir::of(&loaded.value.node, loaded.file.as_deref())
 }
 
-async fn serve(
-    sources: Sources,
-    loaded: Loaded<Config>,
-    which: &Which,
+/// A node that serves. Several may run in one process, each with a kernel of its own.
+pub struct Node {
+    pub kernel: Kernel,
+    /// As in `addresses.json`.
+    pub addresses: Value,
+    pub token: String,
+    store: Arc<Store<Config>>,
+    data: DataDir,
+    /// Whether the demo upstream runs.
+    demo: bool,
+    /// Held for as long as the node owns its data folder.
+    _lock: Option<File>,
+}
+
+impl Node {
+    /// Builds and starts everything; what can fail fails here.
+    pub fn start(sources: Sources, which: &Which, logs: Logs) -> anyhow::Result<Node> {
+        let loaded = load::<Config>(&sources)?;
+        let (data, config) = (data_dir(&loaded), loaded.value.clone());
+        let lock = if config.node.amnesia { None } else { Some(lock(&data)?) };
+        let key = node_key(&config, &data)?;
+        let token = admin_token(&config, &data)?;
+        let kernel = Kernel::new();
+        kernel.set_exit_on_fatal(config.node.on_fatal == OnFatal::Exit);
+        let own = kernel.service("kernel");
+        own.declare(&KERNEL_SHUTDOWN, &KERNEL_EVENTS);
+        let observed = Observed {
+            logs,
+            #[cfg(feature = "otlp")]
+            tracer: ron_kernel::trace::Tracer::start(&own, &config.log.otlp),
+        };
+        let running = match which {
+            Which::Enabled => config.gateway.enabled,
+            Which::Named(names) => names.iter().any(|name| name == "gateway"),
+        };
+        let demo = matches!(which, Which::Enabled) && running && names_demo(&config) && !config.node.amnesia;
+        if demo {
+            let service = kernel.service("demo");
+            Server::new(&service, Demo, admin::limits()).listen(bind_unix(&data.join(demo::SOCKET))?, None);
+            service.ready();
+        }
+        let gateway = if running { Some(start_gateway(&kernel, &config, &data, &observed)?) } else { None };
+        let (reloader, store) = reloader(&own, sources, loaded, gateway.clone(), observed);
+        let bound = bind_tcp(config.admin.listen).context("admin")?;
+        let mut addresses = json!({"pid": std::process::id(), "admin": bound.address()});
+        let current = store.clone();
+        let danger_ok = move || current.current().value.node.danger_ok;
+        let handler = Admin::new(&own, reloader.clone(), token.clone(), VERSION, danger_ok);
+        Server::new(&own, handler, admin::limits()).listen(bound, None);
+        process::start(&own, &reloader);
+        own.ready();
+        if let Some(gateway) = &gateway {
+            let of =
+                gateway.addresses().iter().map(|(scheme, address)| ((*scheme).to_owned(), json!(address)));
+            addresses["gateway"] = Value::Object(of.collect::<Map<_, _>>());
+            gateway.ready();
+        }
+        announce(&config, &data, &addresses, &token)?;
+        tracing::info!(node = %key.public(), addresses = addresses.to_string(), "ready");
+        Ok(Node { kernel, addresses, token, store, data, demo, _lock: lock })
+    }
+
+    /// Serves until it is told to end, drains, and says with which code to exit.
+    pub async fn run(self) -> ExitCode {
+        let ending = self.kernel.ending().await;
+        let node = self.store.current().value.node.clone();
+        let drained = self.kernel.drain(node.drain_deadline.0, &["demo", "kernel"]).await;
+        for straggler in &drained.stragglers {
+            tracing::warn!(straggler, "aborted at the drain deadline");
+        }
+        if !node.amnesia {
+            let _ = std::fs::remove_file(self.data.join("addresses.json"));
+        }
+        match ending {
+            Ending::Asked => {
+                tracing::info!(stragglers = drained.stragglers.len(), "stopped");
+                ExitCode::SUCCESS
+            }
+            Ending::Fatal(reason) => {
+                tracing::error!(reason, "stopped: a service failed");
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Node({})", self.addresses)
+    }
+}
+
+#[cfg_attr(not(feature = "otlp"), expect(unused_variables, reason = "traces are a feature"))]
+fn start_gateway(
+    kernel: &Kernel,
+    config: &Config,
+    data: &DataDir,
+    observed: &Observed,
+) -> anyhow::Result<Arc<Gateway>> {
+    let gateway = Gateway::build(&kernel.service("gateway"), &config.gateway, data)?;
+    #[cfg(feature = "otlp")]
+    gateway.trace(observed.tracer.clone());
+    Ok(Arc::new(gateway))
+}
+
+/// What of logs and traces a reload can change.
+#[derive(Clone)]
+struct Observed {
     logs: Logs,
-) -> anyhow::Result<ExitCode> {
-    let data = data_dir(&loaded);
-    let config = loaded.value.clone();
-    let _lock = if config.node.amnesia { None } else { Some(lock(&data)?) };
-    let key = node_key(&config, &data)?;
-    let token = admin_token(&config, &data)?;
-    let kernel = Kernel::new();
-    kernel.set_exit_on_fatal(config.node.on_fatal == OnFatal::Exit);
-    let own = kernel.service("kernel");
-    own.declare(&KERNEL_SHUTDOWN, &KERNEL_EVENTS);
-    let running = match which {
-        Which::Enabled => config.gateway.enabled,
-        Which::Named(names) => names.iter().any(|name| name == "gateway"),
-    };
-    let demo = matches!(which, Which::Enabled) && running && names_demo(&config) && !config.node.amnesia;
-    if demo {
-        let service = kernel.service("demo");
-        Server::new(&service, Demo, admin::limits()).listen(bind_unix(&data.join(demo::SOCKET))?, None);
-        service.ready();
-    }
-    let gateway = if running {
-        Some(Arc::new(Gateway::build(&kernel.service("gateway"), &config.gateway, &data)?))
-    } else {
-        None
-    };
-    let reloader = reloader(&own, sources, loaded, gateway.clone(), logs);
-    let admin_bound = bind_tcp(config.admin.listen).context("admin")?;
-    let admin_address = admin_bound.address();
-    let (_, danger) = (&reloader.1, reloader.1.clone());
-    let handler = Admin::new(&own, reloader.0.clone(), token.clone(), VERSION, move || {
-        danger.current().value.node.danger_ok
-    });
-    Server::new(&own, handler, admin::limits()).listen(admin_bound, None);
-    process::start(&own, &reloader.0);
-    own.ready();
-    let mut addresses = json!({"pid": std::process::id(), "admin": admin_address});
-    if let Some(gateway) = &gateway {
-        let of = gateway.addresses().iter().map(|(scheme, address)| ((*scheme).to_owned(), json!(address)));
-        addresses["gateway"] = Value::Object(of.collect::<Map<_, _>>());
-        gateway.ready();
-    }
-    announce(&config, &data, &addresses, &token)?;
-    if matches!(which, Which::Enabled) {
-        greet(&addresses, demo, &data);
-    }
-    tracing::info!(node = %key.public(), addresses = addresses.to_string(), "ready");
-    let ending = kernel.ending().await;
-    let deadline = reloader.1.current().value.node.drain_deadline.0;
-    let drained = kernel.drain(deadline, &["demo", "kernel"]).await;
-    for straggler in &drained.stragglers {
-        tracing::warn!(straggler, "aborted at the drain deadline");
-    }
-    if !config.node.amnesia {
-        let _ = std::fs::remove_file(data.join("addresses.json"));
-    }
-    Ok(match ending {
-        Ending::Asked => {
-            tracing::info!(stragglers = drained.stragglers.len(), "stopped");
-            ExitCode::SUCCESS
-        }
-        Ending::Fatal(reason) => {
-            tracing::error!(reason, "stopped: a service failed");
-            ExitCode::FAILURE
-        }
-    })
+    #[cfg(feature = "otlp")]
+    tracer: ron_kernel::trace::Tracer,
 }
 
 /// The configuration's keeper, and who reloads it.
@@ -152,7 +199,7 @@ fn reloader(
     sources: Sources,
     loaded: Loaded<Config>,
     gateway: Option<Arc<Gateway>>,
-    logs: Logs,
+    observed: Observed,
 ) -> (Arc<Reloader>, Arc<Store<Config>>) {
     let file: Option<PathBuf> = sources.file.as_ref().map(|(path, _)| path.clone());
     let again = move || {
@@ -173,9 +220,11 @@ fn reloader(
             })?),
             None => None,
         };
-        let (logs, kernel) = (logs.clone(), kernel.clone());
+        let (observed, kernel) = (observed.clone(), kernel.clone());
         Ok(Box::new(move || {
-            logs.set_level(config.log.level);
+            observed.logs.set_level(config.log.level);
+            #[cfg(feature = "otlp")]
+            observed.tracer.set_collector(&config.log.otlp);
             kernel.set_exit_on_fatal(config.node.on_fatal == OnFatal::Exit);
             if let Some(swap) = services {
                 swap();

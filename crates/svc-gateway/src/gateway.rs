@@ -1,7 +1,8 @@
 //! Building and running the gateway.
 
 use crate::config::GatewaySettings;
-use crate::proxy::Proxy;
+use crate::proxy::{COUNTERS, Proxy};
+use crate::upstream::IDLE;
 use ron_kernel::bus::{KernelEvent, Next};
 use ron_kernel::channel;
 use ron_kernel::config::Prepared;
@@ -23,7 +24,7 @@ static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping"]);
 
 /// The gateway's declarations, for the inventory and the document.
 pub static CHANNELS: [&ChannelSpec; 3] = [&EVENTS, &SHUTDOWN, &CONFIG];
-pub static LOCKS: [&LockSpec; 0] = [];
+pub static LOCKS: [&LockSpec; 2] = [&COUNTERS, &IDLE];
 pub const TASKS: [TaskSpec; 4] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     let does = "applies a new configuration, forgets addresses whose buckets are full again";
@@ -98,6 +99,12 @@ impl Gateway {
     /// Where it listens: scheme and address.
     pub fn addresses(&self) -> &[(&'static str, String)] {
         &self.addresses
+    }
+
+    /// Traces every request from now on.
+    #[cfg(feature = "otlp")]
+    pub fn trace(&self, tracer: ron_kernel::trace::Tracer) {
+        self.server.handler().trace(tracer);
     }
 
     pub fn ready(&self) {

@@ -4,7 +4,7 @@ use crate::config::{GatewaySettings, RouteSettings};
 use crate::decode::Decoded;
 use crate::forward::{Forward, clean_response, host_of, request_head};
 use crate::routes::{Found, Routes, has_dot_segment};
-use crate::upstream::{Call, CallError, Upstream};
+use crate::upstream::{Call, CallError, Shared, Upstream};
 use arc_swap::ArcSwap;
 use http::header::{ALLOW, CONTENT_ENCODING, HeaderValue, VIA};
 use http::{Method, Request, Response};
@@ -13,6 +13,7 @@ use ron_kernel::admission::client_ip::TrustedProxies;
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::admission::decode::{self, DecodeError, DecodeLimits};
 use ron_kernel::http::{Body, BodyError, Capped, ConnInfo, Handler, Peer, requests_family};
+use ron_kernel::inventory::{Inventory, LockSpec};
 use ron_kernel::kernel::Service;
 use ron_kernel::metrics::{Counter, Family, Histogram};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID, X_REASON};
@@ -25,6 +26,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Client addresses whose rate is remembered.
 const ADDRESSES_MAX: usize = 65_536;
+
+pub(crate) static COUNTERS: LockSpec = LockSpec {
+    service: "gateway",
+    name: "counters",
+    rank: 30,
+    guards: "the token buckets of the quotas: one for all, and a shard of those by address",
+};
 
 /// Everything that follows from one version of the configuration.
 pub(crate) struct Snapshot {
@@ -40,6 +48,7 @@ pub(crate) struct Snapshot {
 
 /// The handler behind the gateway's listeners.
 pub(crate) struct Proxy {
+    inventory: Inventory,
     snapshot: ArcSwap<Snapshot>,
     base: PathBuf,
     inflight: Arc<Permits>,
@@ -50,6 +59,8 @@ pub(crate) struct Proxy {
     latency: Arc<Family<Histogram, 3>>,
     rpc_timeouts: Counter,
     connect_timeouts: Counter,
+    #[cfg(feature = "otlp")]
+    tracer: std::sync::OnceLock<ron_kernel::trace::Tracer>,
 }
 
 impl std::fmt::Debug for Proxy {
@@ -66,13 +77,20 @@ impl Proxy {
             rows.row(&[("service", name)], seen.used());
         });
         let connect_timeouts = service.io_timeout("connect");
-        let snapshot = Snapshot::new(settings, &base, None, &connect_timeouts);
+        let inventory = service.inventory().clone();
+        let snapshot = Snapshot::new(
+            settings,
+            &base,
+            None,
+            &Shared { inventory: &inventory, connect_timeouts: &connect_timeouts },
+        );
         Proxy {
+            inventory,
             snapshot: ArcSwap::from_pointee(snapshot),
             base,
             inflight,
-            global: Single::new(),
-            per_ip: Keyed::new(ADDRESSES_MAX),
+            global: Single::new(service.inventory(), &COUNTERS),
+            per_ip: Keyed::new(service.inventory(), &COUNTERS, ADDRESSES_MAX),
             rejections: Rejections::new(service),
             requests: requests_family(service),
             latency: service.metrics().family(
@@ -82,13 +100,25 @@ impl Proxy {
             ),
             rpc_timeouts: service.io_timeout("rpc"),
             connect_timeouts,
+            #[cfg(feature = "otlp")]
+            tracer: std::sync::OnceLock::new(),
         }
+    }
+
+    #[cfg(feature = "otlp")]
+    pub(crate) fn trace(&self, tracer: ron_kernel::trace::Tracer) {
+        let _ = self.tracer.set(tracer);
     }
 
     /// Swaps in a new configuration; requests under way keep the one they began with.
     pub(crate) fn apply(&self, settings: &GatewaySettings) {
         let former = self.snapshot.load();
-        let snapshot = Snapshot::new(settings, &self.base, Some(&former), &self.connect_timeouts);
+        let snapshot = Snapshot::new(
+            settings,
+            &self.base,
+            Some(&former),
+            &Shared { inventory: &self.inventory, connect_timeouts: &self.connect_timeouts },
+        );
         self.inflight.set_limit(settings.max_inflight);
         self.snapshot.store(Arc::new(snapshot));
     }
@@ -184,7 +214,7 @@ impl Proxy {
         let head = request_head(&request, &forward);
         let body = std::mem::take(request.body_mut());
         let call = Call {
-            permit: std::sync::Mutex::new(Some(passing.permit)),
+            permit: Some(passing.permit),
             silence: snapshot.settings.idle_timeout.0,
             until: passing.budget.from_client.then_some(passing.budget.until),
         };
@@ -214,7 +244,7 @@ impl Snapshot {
         settings: &GatewaySettings,
         base: &std::path::Path,
         former: Option<&Snapshot>,
-        timeouts: &Counter,
+        shared: &Shared<'_>,
     ) -> Snapshot {
         let former_of = |name: &str| {
             former
@@ -225,7 +255,7 @@ impl Snapshot {
             .upstreams
             .iter()
             .map(|upstream| {
-                let made = Upstream::new(upstream, base, former_of(&upstream.name), timeouts.clone());
+                let made = Upstream::new(upstream, base, former_of(&upstream.name), shared);
                 (upstream.name.clone(), Arc::new(made))
             })
             .collect();
@@ -267,6 +297,8 @@ impl Snapshot {
 
 impl Handler for Proxy {
     async fn call(&self, request: Request<Body>, conn: &ConnInfo) -> Response<Body> {
+        #[cfg(feature = "otlp")]
+        let (request, span) = self.begin_span(request);
         let begun = Instant::now();
         let corr = CorrId::from_headers(request.headers());
         let method = label_of(request.method());
@@ -293,7 +325,36 @@ impl Handler for Proxy {
         self.requests.with(["gateway", route, method, status.as_str()]).inc();
         self.latency.with(["gateway", route, method]).observe(begun.elapsed());
         tracing::debug!(corr_id = corr.as_str(), route, method, status = status.as_u16(), reason, elapsed = ?begun.elapsed(), "request");
+        #[cfg(feature = "otlp")]
+        self.end_span(span, route, method, status);
         response
+    }
+}
+
+#[cfg(feature = "otlp")]
+impl Proxy {
+    /// Begins a span and tells the upstream that it is the parent.
+    fn begin_span(&self, mut request: Request<Body>) -> (Request<Body>, Option<ron_kernel::trace::Span>) {
+        let span = self.tracer.get().and_then(|tracer| tracer.begin("request", request.headers()));
+        if let Some(span) = &span {
+            request.headers_mut().insert(ron_kernel::trace::TRACEPARENT, span.traceparent());
+        }
+        (request, span)
+    }
+
+    fn end_span(
+        &self,
+        span: Option<ron_kernel::trace::Span>,
+        route: &str,
+        method: &str,
+        status: http::StatusCode,
+    ) {
+        if let (Some(mut span), Some(tracer)) = (span, self.tracer.get()) {
+            span.attribute("http.route", route);
+            span.attribute("http.request.method", method);
+            span.attribute("http.response.status_code", status.as_str());
+            tracer.end(span, status.is_server_error());
+        }
     }
 }
 

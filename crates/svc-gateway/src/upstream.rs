@@ -9,11 +9,13 @@ use bytes::BytesMut;
 use conn::ClientConn;
 use http::{Method, Response};
 use ron_kernel::http::{Body, Io};
+use ron_kernel::inventory::{Inventory, LockSpec};
+use ron_kernel::lock::Lock;
 use ron_kernel::metrics::Counter;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -21,6 +23,19 @@ use tokio::net::{TcpStream, UnixStream};
 const IDLE_MAX: usize = 64;
 /// Age at which an idle connection is not used again: most servers close theirs after a minute or more.
 const IDLE_AGE: Duration = Duration::from_secs(30);
+
+pub(crate) static IDLE: LockSpec = LockSpec {
+    service: "gateway",
+    name: "upstream_idle",
+    rank: 40,
+    guards: "the connections kept to one server; taken alone, for a push or a pop",
+};
+
+/// What all upstreams are made with.
+pub(crate) struct Shared<'a> {
+    pub(crate) inventory: &'a Inventory,
+    pub(crate) connect_timeouts: &'a Counter,
+}
 
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,14 +74,14 @@ pub(crate) struct Upstream {
 #[derive(Debug)]
 struct Server {
     address: Address,
-    idle: Mutex<Vec<(Instant, ClientConn)>>,
+    idle: Lock<Vec<(Instant, ClientConn)>>,
 }
 
 impl Server {
     /// The connection used last, if one is fresh and the server has not closed it.
     fn take_idle(&self) -> Option<ClientConn> {
         loop {
-            let (since, mut conn) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+            let (since, mut conn) = self.idle.lock().pop()?;
             if since.elapsed() < IDLE_AGE && conn.is_quiet() {
                 return Some(conn);
             }
@@ -74,7 +89,7 @@ impl Server {
     }
 
     fn keep(&self, conn: ClientConn) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.idle.lock();
         if idle.len() >= IDLE_MAX {
             idle.remove(0);
         }
@@ -100,7 +115,7 @@ impl Upstream {
         settings: &UpstreamSettings,
         base: &Path,
         former: Option<&Upstream>,
-        connect_timeouts: Counter,
+        shared: &Shared<'_>,
     ) -> Upstream {
         let make = |text: &String| {
             let address = match text.parse().ok()? {
@@ -109,14 +124,14 @@ impl Upstream {
             };
             let known =
                 former.and_then(|former| former.servers.iter().find(|server| server.address == address));
-            let fresh = || Arc::new(Server { address, idle: Mutex::default() });
+            let fresh = || Arc::new(Server { address, idle: Lock::new(shared.inventory, &IDLE, Vec::new()) });
             Some(known.cloned().unwrap_or_else(fresh))
         };
         Upstream {
             servers: settings.servers.iter().filter_map(make).collect(),
             next: AtomicUsize::new(0),
             connect_timeout: settings.connect_timeout.0,
-            connect_timeouts,
+            connect_timeouts: shared.connect_timeouts.clone(),
         }
     }
 
@@ -126,7 +141,7 @@ impl Upstream {
         head: BytesMut,
         method: &Method,
         body: Body,
-        call: Call,
+        mut call: Call,
     ) -> Result<Response<Body>, CallError> {
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let mut body = Some(body);
@@ -135,14 +150,14 @@ impl Upstream {
             let server = &self.servers[(first + turn) % self.servers.len()];
             while let Some(conn) = server.take_idle() {
                 // A kept connection may be closed by the server at any time; what it did not take can go again.
-                match conn.exchange(&head, method, &mut body, &call, server).await {
+                match conn.exchange(&head, method, &mut body, &mut call, server).await {
                     Err(CallError::Stale) => {}
                     outcome => return outcome,
                 }
             }
             let connected = tokio::time::timeout(self.connect_timeout, server.connect()).await;
             match connected {
-                Ok(Ok(conn)) => return conn.exchange(&head, method, &mut body, &call, server).await,
+                Ok(Ok(conn)) => return conn.exchange(&head, method, &mut body, &mut call, server).await,
                 Ok(Err(error)) => failure = CallError::Connect(error.to_string()),
                 Err(_elapsed) => {
                     self.connect_timeouts.inc();

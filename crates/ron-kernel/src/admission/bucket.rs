@@ -1,10 +1,12 @@
 //! Token buckets, one or one per key, in maps that cannot grow without bound.
 
+use crate::inventory::{Inventory, LockSpec};
+use crate::lock::Lock;
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+
 use std::time::{Duration, Instant};
 
 /// How fast tokens come back and how many may be saved up.
@@ -75,17 +77,16 @@ impl Bucket {
 /// One bucket for everybody.
 #[derive(Debug)]
 pub struct Single {
-    bucket: Mutex<Option<Bucket>>,
+    bucket: Lock<Option<Bucket>>,
 }
 
 impl Single {
-    #[expect(clippy::new_without_default, reason = "kept beside Keyed::new")]
-    pub fn new() -> Single {
-        Single { bucket: Mutex::new(None) }
+    pub fn new(inventory: &Inventory, lock: &'static LockSpec) -> Single {
+        Single { bucket: Lock::new(inventory, lock, None) }
     }
 
     pub fn take(&self, cost: f64, rate: Rate, now: Instant) -> Verdict {
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = self.bucket.lock();
         bucket.get_or_insert_with(|| Bucket::full(rate, now)).take(cost, rate, now)
     }
 }
@@ -96,16 +97,16 @@ const SHARDS: usize = 16;
 /// or, if all are in use, the one longest untouched among a few.
 #[derive(Debug)]
 pub struct Keyed<K> {
-    shards: Vec<Mutex<HashMap<K, Bucket>>>,
+    shards: Vec<Lock<HashMap<K, Bucket>>>,
     hasher: RandomState,
     keys_per_shard: usize,
     evicted: AtomicU64,
 }
 
 impl<K: Hash + Eq + Clone> Keyed<K> {
-    pub fn new(keys_max: usize) -> Keyed<K> {
+    pub fn new(inventory: &Inventory, lock: &'static LockSpec, keys_max: usize) -> Keyed<K> {
         Keyed {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..SHARDS).map(|_| Lock::new(inventory, lock, HashMap::new())).collect(),
             hasher: RandomState::new(),
             keys_per_shard: keys_max.div_ceil(SHARDS).max(1),
             evicted: AtomicU64::new(0),
@@ -115,7 +116,7 @@ impl<K: Hash + Eq + Clone> Keyed<K> {
     pub fn take(&self, key: &K, cost: f64, rate: Rate, now: Instant) -> Verdict {
         #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
         let shard = &self.shards[self.hasher.hash_one(key) as usize % SHARDS];
-        let mut buckets = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = shard.lock();
         if let Some(bucket) = buckets.get_mut(key) {
             return bucket.take(cost, rate, now);
         }
@@ -142,14 +143,14 @@ impl<K: Hash + Eq + Clone> Keyed<K> {
     /// Drops every bucket that is full again; for a housekeeping task.
     pub fn trim(&self, rate: Rate, now: Instant) {
         for shard in &self.shards {
-            let mut buckets = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut buckets = shard.lock();
             buckets.retain(|_, bucket| !bucket.is_full(rate, now));
             buckets.shrink_to_fit();
         }
     }
 
     pub fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -164,11 +165,18 @@ impl<K: Hash + Eq + Clone> Keyed<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Metrics;
     use proptest::prelude::*;
+
+    static LOCK: LockSpec = LockSpec { service: "t", name: "buckets", rank: 1, guards: "" };
+
+    fn single() -> Single {
+        Single::new(&Inventory::new(Metrics::default()), &LOCK)
+    }
 
     #[test]
     fn a_burst_is_taken_and_then_the_wait_is_exact() {
-        let (single, now, rate) = (Single::new(), Instant::now(), Rate::new(10, 2.0).unwrap());
+        let (single, now, rate) = (single(), Instant::now(), Rate::new(10, 2.0).unwrap());
         for left in (0..20).rev() {
             assert_eq!(single.take(1.0, rate, now), Verdict::Taken { left });
         }
@@ -180,7 +188,7 @@ mod tests {
     #[test]
     fn zero_is_off_and_a_cost_above_the_burst_is_paid_later() {
         assert_eq!(Rate::new(0, 2.0), None);
-        let (single, now, rate) = (Single::new(), Instant::now(), Rate::new(10, 1.0).unwrap());
+        let (single, now, rate) = (single(), Instant::now(), Rate::new(10, 1.0).unwrap());
         assert!(matches!(single.take(50.0, rate, now), Verdict::Taken { .. }));
         let Verdict::Empty { wait } = single.take(1.0, rate, now) else {
             panic!("a debt must be waited for")
@@ -190,7 +198,8 @@ mod tests {
 
     #[test]
     fn many_keys_do_not_grow_the_map() {
-        let (keyed, rate) = (Keyed::new(1024), Rate::new(5, 1.0).unwrap());
+        let (keyed, rate) =
+            (Keyed::new(&Inventory::new(Metrics::default()), &LOCK, 1024), Rate::new(5, 1.0).unwrap());
         let mut now = Instant::now();
         for key in 0..200_000u32 {
             now += Duration::from_micros(1);
@@ -205,7 +214,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_schedule_gets_more_than_rate_times_time_plus_burst(gaps in proptest::collection::vec(0u64..50, 1..300)) {
-            let (single, rate) = (Single::new(), Rate::new(100, 0.5).unwrap());
+            let (single, rate) = (single(), Rate::new(100, 0.5).unwrap());
             let start = Instant::now();
             let (mut now, mut taken) = (start, 0.0);
             for gap in gaps {

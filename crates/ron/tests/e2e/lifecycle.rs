@@ -162,3 +162,27 @@ fn the_log_is_json_off_a_terminal_and_text_on_request() {
     node.eventually("a debug line", |node| node.log().contains("DEBUG"));
     assert!(!node.log().contains("secret=1"), "no query in the log");
 }
+
+#[test]
+fn two_nodes_run_in_one_process_and_end_apart() {
+    use ron::node::{Node as InProcess, Which};
+    use ron_kernel::kernel::Ending;
+    use ron_kernel::observe::{LogLevel, LogSettings, Logs};
+    let logs = Logs::start(&LogSettings { level: LogLevel::Error, ..LogSettings::default() });
+    let start = || {
+        let flag = |key: &str, value: &str| (key.to_owned(), value.to_owned(), "test".to_owned());
+        let flags = ["admin.listen", "gateway.listen"].map(|key| flag(key, "127.0.0.1:0"));
+        let flags = flags.into_iter().chain([flag("node.amnesia", "true")]).collect();
+        let sources = ron_kernel::config::Sources { flags, ..Default::default() };
+        InProcess::start(sources, &Which::Named(vec!["gateway".to_owned()]), logs.clone()).unwrap()
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let (first, second) = runtime.block_on(async { (start(), start()) });
+    let address = |node: &InProcess| node.addresses["admin"].as_str().unwrap().to_owned();
+    let (a, b) = (address(&first), address(&second));
+    assert_eq!((get(&a, "/readyz").status, get(&b, "/readyz").status), (200, 200));
+    first.kernel.end(Ending::Asked);
+    runtime.block_on(first.run());
+    assert!(std::net::TcpStream::connect(&a).is_err());
+    assert_eq!(get(&b, "/readyz").status, 200, "the other goes on");
+}

@@ -256,3 +256,30 @@ fn http2_and_tls_are_served_to_curl() {
         "TLS 1.2 is not spoken"
     );
 }
+
+#[test]
+fn traces_are_continued_and_sent_to_the_collector() {
+    let (origin, collector) =
+        (Origin::start(|_| Script::Echo), Origin::start(|_| Script::Body(b"{}".to_vec())));
+    let text = format!("[log]\notlp = \"{}\"\n{}", collector.url(), config(&origin.url(), "", ""));
+    if !cfg!(feature = "otlp") {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("c.toml"), text).unwrap();
+        let output = ron_testkit::ron(&["config", "check", "c.toml"], dir.path());
+        assert!(String::from_utf8_lossy(&output.stderr).contains("--features otlp"));
+        return;
+    }
+    let node = Node::start(&["gateway"], &text);
+    let (trace, parent) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
+    let traceparent = format!("00-{trace}-{parent}-01");
+    let echoed = request(&node.gateway(), "GET", "/t", &[("traceparent", &traceparent)], b"").unwrap().text();
+    let passed = echoed.lines().find_map(|line| line.strip_prefix("traceparent: ")).unwrap().to_owned();
+    assert!(passed.starts_with(&format!("00-{trace}-")) && !passed.contains(parent), "{passed}");
+    node.eventually("the collector has the span", |_| !collector.bodies.lock().unwrap().is_empty());
+    let body: serde_json::Value = serde_json::from_slice(&collector.bodies.lock().unwrap()[0]).unwrap();
+    let span = &body["resourceSpans"][0]["scopeSpans"][0]["spans"][0];
+    assert_eq!((&span["traceId"], &span["parentSpanId"]), (&trace.into(), &parent.into()));
+    assert!(passed.contains(span["spanId"].as_str().unwrap()));
+    assert!(collector.last().starts_with("POST /v1/traces "));
+    assert!(span["attributes"].to_string().contains("/*"), "{span}");
+}

@@ -40,7 +40,7 @@ pub(crate) enum CallError {
 /// What a call holds on to while its response streams.
 #[derive(Debug)]
 pub(crate) struct Call {
-    pub(crate) permit: std::sync::Mutex<Option<Permit>>,
+    pub(crate) permit: Option<Permit>,
     /// Longest silence of the upstream within a body.
     pub(crate) silence: Duration,
     /// The client's own deadline, which covers the whole response.
@@ -72,7 +72,7 @@ impl ClientConn {
         head: &BytesMut,
         method: &Method,
         body: &mut Option<Body>,
-        call: &Call,
+        call: &mut Call,
         server: &Arc<Server>,
     ) -> Result<Response<Body>, CallError> {
         let mut upload = Upload::new(head, body.take().unwrap_or_default());
@@ -122,7 +122,7 @@ impl ClientConn {
         mut self,
         head: ResponseHead,
         upload: Upload,
-        call: &Call,
+        call: &mut Call,
         server: &Arc<Server>,
     ) -> Response<Body> {
         let mut response = Response::new(Body::default());
@@ -141,7 +141,7 @@ impl ClientConn {
             server.keep(self);
             return response;
         }
-        let permit = call.permit.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let permit = call.permit.take();
         *response.body_mut() = Body::stream(UpstreamBody {
             conn: Some(self),
             decoder,
