@@ -239,8 +239,9 @@ async fn drain_all(services: &[Service], deadline: Duration) -> Vec<String> {
     let until = Instant::now() + ABORT_GRACE;
     let mut stragglers = Vec::new();
     for service in services {
-        stragglers.extend(service.tasks.late());
+        stragglers.extend(service.tasks.late(false));
         let _ = tokio::time::timeout_at(until, service.tasks.finished()).await;
+        stragglers.extend(service.tasks.late(true));
         service.tasks.abort_live();
         service.phase.send_replace(Phase::Stopped);
         // An aborted task ends at its next poll; a thread stuck in foreign code must not hold the exit up.
@@ -339,7 +340,8 @@ impl Service {
             *phase = (*phase).max(Phase::Draining);
             running
         });
-        if self.kernel.inner.exit_on_fatal.load(Ordering::SeqCst) {
+        // Without its own tasks the process could neither be seen nor be told to end.
+        if self.name == "kernel" || self.kernel.inner.exit_on_fatal.load(Ordering::SeqCst) {
             self.kernel.end(Ending::Fatal(format!("{}: {reason}", self.name)));
         }
     }

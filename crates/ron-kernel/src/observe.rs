@@ -4,9 +4,13 @@ use crate::config::Problems;
 use crate::inventory::{ChannelKind, ChannelSpec, Policy, TaskSort, TaskSpec};
 use crate::{choice, settings};
 use std::io::IsTerminal as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use tracing::level_filters::LevelFilter;
+use tracing_subscriber::fmt::format::{Format, Full, Json, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
@@ -53,7 +57,7 @@ settings! {
     /// Logs and traces.
     pub struct LogSettings {
         /// Form of a line; `auto` is text on a terminal and JSON elsewhere.
-        format: LogFormat = LogFormat::Auto => Restart;
+        format: LogFormat = LogFormat::Auto => Hot;
         /// Least important line written.
         level: LogLevel = LogLevel::Info => Hot;
         /// Collector for traces, such as `http://127.0.0.1:4318` (OTLP over HTTP). Empty: off. Needs a build with the feature `otlp`.
@@ -88,38 +92,71 @@ impl LogLevel {
 
 type LevelHandle = reload::Handle<LevelFilter, tracing_subscriber::Registry>;
 
-/// The level can be changed while the process runs.
+/// What of the logs can be changed while the process runs.
 #[derive(Clone, Debug)]
 pub struct Logs {
     level: Arc<OnceLock<LevelHandle>>,
+    json: Arc<AtomicBool>,
 }
 
 impl Logs {
     /// Starts to write logs to standard error. Does nothing if this process already has a subscriber.
     pub fn start(settings: &LogSettings) -> Logs {
-        let json = match settings.format {
+        let (filter, handle) = reload::Layer::new(settings.level.filter());
+        let json = Arc::new(AtomicBool::new(settings.format.is_json()));
+        let format = Switch {
+            json: json.clone(),
+            as_text: Format::default().with_target(false).with_ansi(std::io::stderr().is_terminal()),
+            as_json: Format::default().json().with_target(false).flatten_event(true),
+        };
+        let layer = tracing_subscriber::fmt::layer().event_format(format).with_writer(std::io::stderr);
+        let level = OnceLock::new();
+        if tracing_subscriber::registry().with(filter).with(layer).try_init().is_ok() {
+            let _ = level.set(handle);
+        }
+        Logs { level: Arc::new(level), json }
+    }
+
+    pub fn apply(&self, settings: &LogSettings) {
+        self.json.store(settings.format.is_json(), Ordering::Relaxed);
+        if let Some(handle) = self.level.get() {
+            let _ = handle.reload(settings.level.filter());
+        }
+    }
+}
+
+impl LogFormat {
+    fn is_json(self) -> bool {
+        match self {
             LogFormat::Json => true,
             LogFormat::Text => false,
             LogFormat::Auto => !std::io::stderr().is_terminal(),
-        };
-        let (filter, handle) = reload::Layer::new(settings.level.filter());
-        let registry = tracing_subscriber::registry().with(filter);
-        let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
-        let started = if json {
-            registry.with(layer.json().flatten_event(true)).try_init()
-        } else {
-            registry.with(layer.with_ansi(std::io::stderr().is_terminal())).try_init()
-        };
-        let level = OnceLock::new();
-        if started.is_ok() {
-            let _ = level.set(handle);
         }
-        Logs { level: Arc::new(level) }
     }
+}
 
-    pub fn set_level(&self, level: LogLevel) {
-        if let Some(handle) = self.level.get() {
-            let _ = handle.reload(level.filter());
+/// Writes a line in the form that is asked for at that moment.
+struct Switch {
+    json: Arc<AtomicBool>,
+    as_text: Format<Full>,
+    as_json: Format<Json>,
+}
+
+impl<S, N> FormatEvent<S, N> for Switch
+where
+    S: tracing::Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        writer: Writer<'_>,
+        event: &tracing::Event<'_>,
+    ) -> std::fmt::Result {
+        if self.json.load(Ordering::Relaxed) {
+            self.as_json.format_event(context, writer, event)
+        } else {
+            self.as_text.format_event(context, writer, event)
         }
     }
 }

@@ -17,7 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 /// How often watched files are looked at; a change must look the same twice, so that none is read half-written.
 const LOOK: Duration = Duration::from_millis(200);
 
-pub static TASKS: [TaskSpec; 3] = [
+pub static TASKS: [TaskSpec; 4] = [
     TaskSpec {
         service: "kernel",
         kind: "signals",
@@ -30,6 +30,7 @@ pub static TASKS: [TaskSpec; 3] = [
         sort: TaskSort::Permanent,
         does: "reloads when a watched file changes",
     },
+    TaskSpec { service: "kernel", kind: "reload", sort: TaskSort::Scoped, does: "reloads once, on SIGHUP" },
     TaskSpec {
         service: "kernel",
         kind: "event_log",
@@ -136,8 +137,12 @@ async fn signals(service: Service, reloader: Arc<Reloader>, seen: Arc<AtomicUsiz
             _ = term.recv() => "SIGTERM",
             _ = int.recv() => "SIGINT",
             _ = hup.recv() => {
-                // A failure is logged, counted and shown by /readyz.
-                let _ = reloader.reload("SIGHUP").await;
+                // In a task of its own, so that a reload that hangs does not swallow a SIGTERM.
+                let reloader = reloader.clone();
+                service.scoped("reload", || "SIGHUP".to_owned(), async move {
+                    // A failure is logged, counted and shown by /readyz.
+                    let _ = reloader.reload("SIGHUP").await;
+                });
                 continue;
             }
             () = shutdown.draining() => return Ok(()),

@@ -54,6 +54,7 @@ struct Inner {
 /// A task that has not ended.
 struct Live {
     kind: &'static str,
+    permanent: bool,
     describe: Box<dyn Fn() -> String + Send + Sync>,
     handle: Option<tokio::task::AbortHandle>,
 }
@@ -131,10 +132,11 @@ impl Tasks {
         }
     }
 
-    /// Names what is still running past the deadline.
-    pub(crate) fn late(&self) -> Vec<String> {
+    /// Names what is still running past the deadline; permanent tasks end with what they serve, so they come later.
+    pub(crate) fn late(&self, permanent: bool) -> Vec<String> {
         let live = self.inner.live.lock().unwrap_or_else(PoisonError::into_inner);
         live.values()
+            .filter(|task| task.permanent == permanent)
             .map(|task| format!("{} {} {}", self.inner.service, task.kind, (task.describe)()))
             .collect()
     }
@@ -204,11 +206,16 @@ impl Tasks {
         count
     }
 
-    fn enter(&self, kind: &'static str, describe: Box<dyn Fn() -> String + Send + Sync>) -> Entered {
+    fn enter(
+        &self,
+        kind: &'static str,
+        permanent: bool,
+        describe: Box<dyn Fn() -> String + Send + Sync>,
+    ) -> Entered {
         self.inner.spawned.with([self.inner.service, kind]).inc();
         let id = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
         self.inner.count.fetch_add(1, Ordering::SeqCst);
-        let live = Live { kind, describe, handle: None };
+        let live = Live { kind, permanent, describe, handle: None };
         self.inner.live.lock().unwrap_or_else(PoisonError::into_inner).insert(id, live);
         Entered { tasks: self.clone(), id }
     }
@@ -243,7 +250,7 @@ impl Service {
         self.tasks().inner.permanent.lock().unwrap_or_else(PoisonError::into_inner).push(row.clone());
         let service = self.clone();
         let describe = Box::new(move || format!("#{index}"));
-        self.spawn_tracked(kind, describe, async move { supervise(service, row, make).await });
+        self.spawn_tracked(kind, true, describe, async move { supervise(service, row, make).await });
     }
 
     /// Starts a task that belongs to one connection, session or job. `describe` names it if it is late to end.
@@ -256,7 +263,7 @@ impl Service {
         Fut: Future<Output = ()> + Send + 'static,
     {
         let tasks = self.tasks().clone();
-        self.spawn_tracked(kind, Box::new(describe), async move {
+        self.spawn_tracked(kind, false, Box::new(describe), async move {
             if let Err(panic) = Guarded::new(kind, future, None).await {
                 tasks.panicked(kind, &panic);
             }
@@ -266,12 +273,13 @@ impl Service {
     fn spawn_tracked<Fut>(
         &self,
         kind: &'static str,
+        permanent: bool,
         describe: Box<dyn Fn() -> String + Send + Sync>,
         future: Fut,
     ) where
         Fut: Future<Output = ()> + Send + 'static,
     {
-        let entered = self.tasks().enter(kind, describe);
+        let entered = self.tasks().enter(kind, permanent, describe);
         let id = entered.id;
         #[expect(
             clippy::disallowed_methods,

@@ -21,6 +21,8 @@ pub enum Script {
     Raw(Vec<u8>),
     /// Never.
     Silence,
+    /// Close as soon as the head is there, without reading the body.
+    HangUp,
 }
 
 /// A running origin on a port of its own.
@@ -101,6 +103,11 @@ fn serve(
         let head = String::from_utf8_lossy(&buffer[..end]).into_owned();
         buffer.drain(..end);
         seen.lock().expect("no test panics while holding this").push(head.clone());
+        let path = head.split(' ').nth(1).unwrap_or("/").to_owned();
+        let script = choose(&path);
+        if matches!(script, Script::HangUp) {
+            return Ok(());
+        }
         let field = |name: &str| {
             let line = head.lines().find(|line| line.to_ascii_lowercase().starts_with(name))?;
             Some(line[name.len()..].trim().to_owned())
@@ -115,14 +122,13 @@ fn serve(
             buffer.drain(..length).collect()
         };
         bodies.lock().expect("no test panics while holding this").push(body.clone());
-        let path = head.split(' ').nth(1).unwrap_or("/").to_owned();
         let bodiless = head.starts_with("HEAD");
         let with_length = |body: &[u8]| {
             let mut out = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len()).into_bytes();
             out.extend_from_slice(if bodiless { b"" } else { body });
             out
         };
-        match choose(&path) {
+        match script {
             Script::Body(body) => stream.write_all(&with_length(&body))?,
             Script::Echo => stream.write_all(&with_length(&[head.as_bytes(), &body].concat()))?,
             Script::After(pause) => {
@@ -140,6 +146,7 @@ fn serve(
                 stream.write_all(b"0\r\n\r\n")?;
             }
             Script::Raw(bytes) => return stream.write_all(&bytes),
+            Script::HangUp => return Ok(()),
             Script::Silence => {
                 let mut rest = Vec::new();
                 stream.read_to_end(&mut rest)?;

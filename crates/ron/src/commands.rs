@@ -86,8 +86,12 @@ fn run_services(services: Vec<String>, source: &Source) -> anyhow::Result<ExitCo
         problems.add("", format!("there is no service {unknown:?}; known: {}", node::SERVICES.join(", ")));
         return Err(problems.into());
     }
-    if let Some(file) = &source.config {
-        all.read_file(file)?;
+    match &source.config {
+        Some(file) => all.read_file(file)?,
+        // Without a file nothing says where to keep things; not in the middle of the working directory.
+        None => {
+            all.flags.insert(0, ("node.data".to_owned(), "ron-data".to_owned(), "the default".to_owned()))
+        }
     }
     node::run(all, &node::Which::Named(services))
 }

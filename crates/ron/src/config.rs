@@ -57,8 +57,16 @@ pub fn sources(set: &[String]) -> Result<Sources, Problems> {
             }
         }
     }
+    let mut env = Vec::new();
+    for (name, value) in std::env::vars_os() {
+        let Some(name) = name.to_str().filter(|name| name.starts_with("RON_")) else { continue };
+        match value.to_str() {
+            Some(value) => env.push((name.to_owned(), value.to_owned())),
+            None => problems.add("", format!("environment {name}: the value is not UTF-8")),
+        }
+    }
     if !problems.is_empty() {
         return Err(problems);
     }
-    Ok(Sources { file: None, env: std::env::vars().collect(), flags, renamed: RENAMED })
+    Ok(Sources { file: None, env, flags, renamed: RENAMED })
 }

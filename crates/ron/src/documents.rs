@@ -33,17 +33,14 @@ struct Declared {
 }
 
 fn declared() -> Vec<Declared> {
-    let [signals, watcher, events] = &process::TASKS;
     let copy = |spec: &TaskSpec| TaskSpec {
         service: spec.service,
         kind: spec.kind,
         sort: spec.sort,
         does: spec.does,
     };
-    let kernel_tasks = [signals, watcher, events, &observe::TRACE_EXPORTER]
-        .map(copy)
-        .into_iter()
-        .chain(http::server_tasks("kernel"));
+    let kernel_tasks =
+        process::TASKS.iter().chain([&observe::TRACE_EXPORTER]).map(copy).chain(http::server_tasks("kernel"));
     vec![
         Declared {
             name: "kernel",

@@ -118,7 +118,8 @@ impl Node {
         let demo = matches!(which, Which::Enabled) && running && names_demo(&config) && !config.node.amnesia;
         if demo {
             let service = kernel.service("demo");
-            Server::new(&service, Demo, admin::limits()).listen(bind_unix(&data.join(demo::SOCKET))?, None);
+            Server::new(&service, Demo, admin::limits())
+                .listen(bind_unix(&data.join(demo::SOCKET), false)?, None);
             service.ready();
         }
         let gateway = if running { Some(start_gateway(&kernel, &config, &data, &observed)?) } else { None };
@@ -222,7 +223,7 @@ fn reloader(
         };
         let (observed, kernel) = (observed.clone(), kernel.clone());
         Ok(Box::new(move || {
-            observed.logs.set_level(config.log.level);
+            observed.logs.apply(&config.log);
             #[cfg(feature = "otlp")]
             observed.tracer.set_collector(&config.log.otlp);
             kernel.set_exit_on_fatal(config.node.on_fatal == OnFatal::Exit);

@@ -53,9 +53,9 @@ settings! {
 settings! {
     /// A Unix socket.
     pub struct UdsSettings {
-        /// Path of the socket; it is made with mode 0600.
-        path: String = String::new() => Required;
-        /// User ids that may connect. Empty: whoever the file's mode lets in.
+        /// Path of the socket. Its mode is 0600, or 0666 if `allow_uids` says who may connect.
+        path: String = String::new() => RequiredRestart;
+        /// User ids that may connect. Empty: this process's own.
         allow_uids: Vec<u64> = Vec::new() => Hot;
     }
 }

@@ -4,6 +4,7 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body as HttpBody, Frame};
 use ron_kernel::admission::decode::{Coding, DecodeGuard, DecodeLimits};
 use ron_kernel::http::{Body, BodyError};
+use ron_kernel::sync::Permit;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -12,11 +13,12 @@ pub(crate) struct Decoded {
     body: Body,
     guard: DecodeGuard,
     ended: bool,
+    _permit: Permit,
 }
 
 impl Decoded {
-    pub(crate) fn new(body: Body, codings: &[Coding], limits: DecodeLimits) -> Decoded {
-        Decoded { body, guard: DecodeGuard::new(codings, limits), ended: false }
+    pub(crate) fn new(body: Body, codings: &[Coding], limits: DecodeLimits, permit: Permit) -> Decoded {
+        Decoded { body, guard: DecodeGuard::new(codings, limits), ended: false, _permit: permit }
     }
 }
 

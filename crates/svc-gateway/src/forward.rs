@@ -2,7 +2,7 @@
 
 use bytes::BytesMut;
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
     PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use http::{Request, Uri};
@@ -96,12 +96,16 @@ pub(crate) fn request_head(request: &Request<Body>, forward: &Forward<'_>) -> By
             || *name == EXPECT
             || *name == X_CORR_ID
             || *name == VIA
+            || *name == COOKIE
             || [REQUEST_TIMEOUT, DEADLINE, GRPC_TIMEOUT].contains(name);
         let earlier = [FORWARDED, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO].contains(name);
-        if !ours && !earlier && !is_hop_by_hop(name) && !named.contains(name) {
+        // Others of that family are a proxy's to send, never a client's.
+        let claimed = !forward.trusted && name.as_str().starts_with("x-forwarded-");
+        if !ours && !earlier && !claimed && !is_hop_by_hop(name) && !named.contains(name) {
             push(&mut out, name, value.as_bytes());
         }
     }
+    push_cookies(&mut out, headers);
     if headers.get(TE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"trailers")) {
         push(&mut out, &TE, b"trailers");
     }
@@ -118,6 +122,14 @@ pub(crate) fn request_head(request: &Request<Body>, forward: &Forward<'_>) -> By
     }
     out.extend_from_slice(b"\r\n");
     out
+}
+
+/// HTTP/2 clients may split cookies over several fields; HTTP/1.1 has one (RFC 9113, 8.2.3).
+fn push_cookies(out: &mut BytesMut, headers: &HeaderMap) {
+    let crumbs: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if !crumbs.is_empty() {
+        push(out, &COOKIE, &crumbs.join(&b"; "[..]));
+    }
 }
 
 fn push_target(out: &mut BytesMut, uri: &Uri, strip_prefix: &str) {
@@ -229,6 +241,15 @@ mod tests {
         {
             assert!(!text.contains(gone), "{gone} in {text}");
         }
+    }
+
+    #[test]
+    fn cookies_are_joined_and_claims_of_a_proxy_dropped() {
+        let text = head(
+            false,
+            &[("host", "a"), ("cookie", "a=1"), ("cookie", "b=2"), ("x-forwarded-prefix", "/evil")],
+        );
+        assert!(text.contains("cookie: a=1; b=2\r\n") && !text.contains("evil"), "{text}");
     }
 
     #[test]

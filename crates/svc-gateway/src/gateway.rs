@@ -79,7 +79,7 @@ impl Gateway {
             tls = Some(server);
         }
         if let Some(uds) = &settings.uds {
-            let bound = bind_unix(&data.join(&uds.path))?;
+            let bound = bind_unix(&data.join(&uds.path), !uds.allow_uids.is_empty())?;
             addresses.push(("uds", bound.address()));
             listeners.push((bound, None));
         }

@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use http::header::{ALLOW, CONTENT_ENCODING, HeaderValue, VIA};
 use http::{Method, Request, Response};
 use ron_kernel::admission::bucket::{Keyed, Rate, Single, Verdict};
-use ron_kernel::admission::client_ip::TrustedProxies;
+use ron_kernel::admission::client_ip::{TrustedProxies, network_of};
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::admission::decode::{self, DecodeError, DecodeLimits};
 use ron_kernel::http::{Body, BodyError, Capped, ConnInfo, Handler, Peer, requests_family};
@@ -24,6 +24,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+/// Request bodies being decoded at one time.
+const DECODERS_MAX: usize = 32;
 /// Client addresses whose rate is remembered.
 const ADDRESSES_MAX: usize = 65_536;
 
@@ -57,6 +59,8 @@ pub(crate) struct Proxy {
     rejections: Rejections,
     requests: Arc<Family<Counter, 4>>,
     latency: Arc<Family<Histogram, 3>>,
+    /// Decoders hold windows of many MiB each, so only so many run at a time.
+    decoders: Arc<Permits>,
     rpc_timeouts: Counter,
     connect_timeouts: Counter,
     #[cfg(feature = "otlp")]
@@ -98,6 +102,7 @@ impl Proxy {
                 "Time from a request's head to its response's head.",
                 ["service", "route", "method"],
             ),
+            decoders: Permits::new(DECODERS_MAX),
             rpc_timeouts: service.io_timeout("rpc"),
             connect_timeouts,
             #[cfg(feature = "otlp")]
@@ -151,10 +156,13 @@ impl Proxy {
         let timeout = route.timeout.unwrap_or(snapshot.settings.request_timeout).0;
         let budget = Budget::of(request.headers(), timeout, begun, unix_millis)
             .map_err(|bad| Rejection::new(Reason::Malformed, format!("{} cannot be read", bad.0)))?;
+        if budget.is_over(Instant::now()) {
+            return Err(Rejection::new(Reason::Deadline, "the deadline had passed when the request came"));
+        }
         let Some(permit) = self.inflight.try_take() else {
             return Err(Rejection::new(Reason::Shed, "too many requests are being answered").retry_after(1));
         };
-        let request = prepare_body(request, route, &snapshot.settings, cap)?;
+        let request = prepare_body(request, route, &snapshot.settings, cap, &self.decoders)?;
         let deadline = tokio::time::Instant::from_std(budget.until);
         let forwarded =
             self.forward(request, conn, corr, &snapshot, index, Passing { client, trusted, budget, permit });
@@ -177,15 +185,16 @@ impl Proxy {
             let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
             Rejection::new(reason, "too many requests; slow down").retry_after(seconds.max(1))
         };
-        if let Some(rate) = snapshot.global
-            && let Verdict::Empty { wait } = self.global.take(1.0, rate, now)
-        {
-            return Err(refused(Reason::QuotaGlobal, wait));
-        }
+        // The client's own share first: what it is refused must not be taken from everybody's.
         if let (Some(rate), Some(ip)) = (snapshot.per_ip, client)
             && let Verdict::Empty { wait } = self.per_ip.take(&network_of(ip), 1.0, rate, now)
         {
             return Err(refused(Reason::QuotaIp, wait));
+        }
+        if let Some(rate) = snapshot.global
+            && let Verdict::Empty { wait } = self.global.take(1.0, rate, now)
+        {
+            return Err(refused(Reason::QuotaGlobal, wait));
         }
         Ok(())
     }
@@ -216,7 +225,8 @@ impl Proxy {
         let call = Call {
             permit: Some(passing.permit),
             silence: snapshot.settings.idle_timeout.0,
-            until: passing.budget.from_client.then_some(passing.budget.until),
+            budget: passing.budget,
+            chunked: body_len.is_none(),
         };
         let mut response = snapshot.upstreams[index]
             .call(head, request.method(), body, call)
@@ -371,12 +381,13 @@ fn prepare_body(
     route: &RouteSettings,
     settings: &GatewaySettings,
     cap: u64,
+    decoders: &Arc<Permits>,
 ) -> Result<Request<Body>, Rejection> {
     let codings = if route.decode {
         let unsupported = || {
             Rejection::new(
                 Reason::UnsupportedEncoding,
-                "expected gzip, deflate, br or zstd, at most 4 of them",
+                "expected gzip, deflate, br or zstd, at most 2 of them",
             )
         };
         decode::codings(request.headers()).ok_or_else(unsupported)?
@@ -389,12 +400,15 @@ fn prepare_body(
     *request.body_mut() = if codings.is_empty() {
         body
     } else {
+        let Some(permit) = decoders.try_take() else {
+            return Err(Rejection::new(Reason::Shed, "too many bodies are being decoded").retry_after(1));
+        };
         request.headers_mut().remove(CONTENT_ENCODING);
         let limits = DecodeLimits {
             ratio_max: settings.limits.decode_ratio_max,
             bytes_max: settings.limits.decode_abs_cap_bytes.0,
         };
-        Body::stream(Decoded::new(body, &codings, limits))
+        Body::stream(Decoded::new(body, &codings, limits, permit))
     };
     Ok(request)
 }
@@ -421,14 +435,6 @@ fn refusal(error: CallError, upstream: &str) -> Rejection {
         tracing::warn!(upstream, %error, "upstream call failed");
     }
     Rejection::new(reason, detail)
-}
-
-/// IPv6 addresses are counted by their /64: one household has that many.
-fn network_of(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V4(_) => ip,
-        IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) >> 64 << 64).into()),
-    }
 }
 
 /// Unknown methods share a label.

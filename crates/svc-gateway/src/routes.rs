@@ -173,10 +173,8 @@ pub fn has_dot_segment(path: &str) -> bool {
     if !path.contains('.') && !path.contains('%') {
         return false;
     }
-    path.split(['/', '\\']).any(|segment| {
-        let plain = segment.replace("%2e", ".").replace("%2E", ".");
-        plain == "." || plain == ".."
-    })
+    let plain = path.to_ascii_lowercase().replace("%2e", ".").replace("%2f", "/").replace("%5c", "/");
+    plain.split(['/', '\\']).any(|segment| segment == "." || segment == "..")
 }
 
 #[cfg(test)]
@@ -265,7 +263,9 @@ mod tests {
 
     #[test]
     fn dot_segments_are_seen_through_their_disguises() {
-        for bad in ["/a/../b", "/..", "/a/./b", "/%2e%2E/b", "/a/.%2e", "/a\\..\\b"] {
+        for bad in
+            ["/a/../b", "/..", "/a/./b", "/%2e%2E/b", "/a/.%2e", "/a\\..\\b", "/a/..%2fb", "/a%5C..%5cb"]
+        {
             assert!(has_dot_segment(bad), "{bad}");
         }
         for good in ["/a/b", "/a/...", "/.well-known/x", "/a..b", "/%2f"] {

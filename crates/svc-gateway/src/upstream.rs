@@ -12,6 +12,7 @@ use ron_kernel::http::{Body, Io};
 use ron_kernel::inventory::{Inventory, LockSpec};
 use ron_kernel::lock::Lock;
 use ron_kernel::metrics::Counter;
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -36,6 +37,12 @@ pub(crate) struct Shared<'a> {
     pub(crate) inventory: &'a Inventory,
     pub(crate) connect_timeouts: &'a Counter,
 }
+
+/// How long a looked-up name is believed.
+const DNS_AGE: Duration = Duration::from_secs(10);
+
+/// The addresses a name had, and when.
+type Resolved = Option<(Instant, Arc<[SocketAddr]>)>;
 
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +82,8 @@ pub(crate) struct Upstream {
 struct Server {
     address: Address,
     idle: Lock<Vec<(Instant, ClientConn)>>,
+    /// Held while the name is being looked up.
+    resolved: Arc<tokio::sync::Mutex<Resolved>>,
 }
 
 impl Server {
@@ -96,10 +105,33 @@ impl Server {
         idle.push((Instant::now(), conn));
     }
 
+    /// The addresses of a server's name, looked up at most once at a time and remembered for a while.
+    ///
+    /// A look-up that hangs holds one thread, however many requests give up waiting for it.
+    async fn resolve(&self, name: &str) -> std::io::Result<Arc<[SocketAddr]>> {
+        if let Ok(address) = name.parse() {
+            return Ok(Arc::new([address]));
+        }
+        let resolving = self.resolved.clone().lock_owned().await;
+        if let Some((at, addresses)) = &*resolving
+            && at.elapsed() < DNS_AGE
+        {
+            return Ok(addresses.clone());
+        }
+        let name = name.to_owned();
+        let looked_up = tokio::task::spawn_blocking(move || {
+            let mut resolving = resolving;
+            let addresses: Arc<[SocketAddr]> = name.to_socket_addrs()?.collect();
+            *resolving = Some((Instant::now(), addresses.clone()));
+            Ok(addresses)
+        });
+        looked_up.await.map_err(std::io::Error::other)?
+    }
+
     async fn connect(&self) -> std::io::Result<ClientConn> {
         let io = match &self.address {
             Address::Tcp(address) => {
-                let stream = TcpStream::connect(address).await?;
+                let stream = TcpStream::connect(&self.resolve(address).await?[..]).await?;
                 stream.set_nodelay(true)?;
                 Io::from(stream)
             }
@@ -124,7 +156,13 @@ impl Upstream {
             };
             let known =
                 former.and_then(|former| former.servers.iter().find(|server| server.address == address));
-            let fresh = || Arc::new(Server { address, idle: Lock::new(shared.inventory, &IDLE, Vec::new()) });
+            let fresh = || {
+                Arc::new(Server {
+                    address,
+                    idle: Lock::new(shared.inventory, &IDLE, Vec::new()),
+                    resolved: Arc::default(),
+                })
+            };
             Some(known.cloned().unwrap_or_else(fresh))
         };
         Upstream {

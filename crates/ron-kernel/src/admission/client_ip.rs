@@ -65,24 +65,38 @@ impl TrustedProxies {
 
     /// The nearest address that is not a trusted proxy, read from the peer outwards.
     ///
-    /// `Forwarded` is believed over `X-Forwarded-For`; an entry that is no address ends the chain.
+    /// An entry that is no address ends the chain; `Forwarded` and `X-Forwarded-For` that disagree end it at the peer.
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         if !self.trusts(peer) {
             return peer.to_canonical();
         }
-        let mut client = peer;
-        let hops: Vec<IpAddr> = if headers.contains_key(FORWARDED) {
-            chain(headers, &FORWARDED, forwarded_for)
-        } else {
-            chain(headers, &X_FORWARDED_FOR, |hop| address_of(hop.trim()))
-        };
-        for hop in hops {
-            client = hop;
-            if !self.trusts(hop) {
-                break;
+        let outermost = |hops: Vec<IpAddr>| {
+            let mut client = peer;
+            for hop in hops {
+                client = hop;
+                if !self.trusts(hop) {
+                    break;
+                }
             }
+            client.to_canonical()
+        };
+        let forwarded = outermost(chain(headers, &FORWARDED, forwarded_for));
+        let x_forwarded = outermost(chain(headers, &X_FORWARDED_FOR, |hop| address_of(hop.trim())));
+        match (headers.contains_key(FORWARDED), headers.contains_key(X_FORWARDED_FOR)) {
+            (true, false) => forwarded,
+            (false, true) => x_forwarded,
+            (true, true) if forwarded == x_forwarded => forwarded,
+            // A proxy writes one of the two and passes the other on as the client forged it.
+            _ => peer.to_canonical(),
         }
-        client.to_canonical()
+    }
+}
+
+/// What a client is counted by: an IPv4 address, or the /64 of an IPv6 one, since one household has that many.
+pub fn network_of(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) >> 64 << 64).into()),
+        v4 => v4,
     }
 }
 
@@ -148,6 +162,9 @@ mod tests {
         assert_eq!(client("10.0.0.1", &value), "2001:db8::7");
         assert_eq!(client("::1", &[("forwarded", "proto=http;for=9.9.9.9")]), "9.9.9.9");
         assert_eq!(client("::1", &[("forwarded", "for=_hidden")]), "::1");
+        let both = [("forwarded", "for=6.6.6.6"), ("x-forwarded-for", "1.1.1.1")];
+        assert_eq!(client("10.0.0.1", &both), "10.0.0.1", "one of them is the client's own invention");
+        assert_eq!(network_of("2001:db8::1:2:3:4".parse().unwrap()).to_string(), "2001:db8::");
     }
 
     #[test]

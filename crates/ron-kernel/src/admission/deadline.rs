@@ -11,8 +11,8 @@ pub const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     pub until: Instant,
-    /// The client said so itself: it then covers the whole response, streams included.
-    pub from_client: bool,
+    /// What the client asked for itself: it covers the whole response, streams included.
+    pub client: Option<Instant>,
 }
 
 /// A deadline header that cannot be read; the name is that of the header.
@@ -40,10 +40,8 @@ impl Budget {
             let at = digits(value.as_bytes()).ok_or(BadDeadline("Deadline"))?;
             consider(Duration::from_millis(at.saturating_sub(unix_millis())));
         }
-        Ok(match asked {
-            Some(asked) if asked <= route => Budget { until: now + asked, from_client: true },
-            _ => Budget { until: now + route, from_client: false },
-        })
+        let until = now + asked.map_or(route, |asked| asked.min(route));
+        Ok(Budget { until, client: asked.and_then(|asked| now.checked_add(asked)) })
     }
 
     pub fn remaining(&self, now: Instant) -> Duration {
@@ -127,15 +125,17 @@ mod tests {
     }
 
     #[test]
-    fn the_clients_own_deadline_is_marked_as_such() {
+    fn the_clients_own_deadline_is_kept_beside_the_routes() {
         let mut headers = HeaderMap::new();
         let now = Instant::now();
-        let of =
-            |headers: &HeaderMap| Budget::of(headers, Duration::from_secs(5), now, || 0).unwrap().from_client;
-        assert!(!of(&headers));
+        let of = |headers: &HeaderMap| {
+            let budget = Budget::of(headers, Duration::from_secs(5), now, || 0).unwrap();
+            (budget.remaining(now).as_secs(), budget.client.map(|at| (at - now).as_secs()))
+        };
+        assert_eq!(of(&headers), (5, None));
         headers.insert(REQUEST_TIMEOUT, HeaderValue::from_static("9"));
-        assert!(!of(&headers), "the route's is shorter");
+        assert_eq!(of(&headers), (5, Some(9)), "the route's is shorter, the client's still covers a stream");
         headers.insert(GRPC_TIMEOUT, HeaderValue::from_static("1S"));
-        assert!(of(&headers));
+        assert_eq!(of(&headers), (1, Some(1)));
     }
 }

@@ -9,7 +9,7 @@ use zstd::stream::raw::{DParameter, InBuffer, Operation, OutBuffer};
 /// Output is produced in pieces of this size.
 const STEP: usize = 16 << 10;
 /// Codings that may be stacked on one body.
-const CODINGS_MAX: usize = 4;
+const CODINGS_MAX: usize = 2;
 /// Below this much output the ratio says nothing: a few dozen bytes of a tiny JSON text compress better than 10:1.
 const RATIO_FLOOR: u64 = 4 << 10;
 /// The largest zstd window accepted, 8 MiB, as browsers do.

@@ -46,11 +46,11 @@ pub fn markdown<C: Setting>() -> String {
             section = Some(table.to_owned());
         }
         let default = match (key.flag, &key.default) {
-            (Flag::Required, _) => "required".to_owned(),
+            (flag, _) if flag.is_required() => "required".to_owned(),
             (_, Some(text)) if !text.is_empty() => format!("`{text}`"),
             _ => "none".to_owned(),
         };
-        let change = if key.flag == Flag::Restart { "restart" } else { "reload" };
+        let change = if key.flag.needs_restart() { "restart" } else { "reload" };
         let text = key.text.replace('|', "\\|");
         let _ = writeln!(out, "| `{name}` | {} | {default} | {change} | {text} |", key.kind);
     }

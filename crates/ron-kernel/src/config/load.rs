@@ -61,7 +61,7 @@ impl<C: Setting> Loaded<C> {
     pub fn changes(&self, newer: &C) -> Vec<(String, bool)> {
         let restart: Vec<String> = KeyDoc::all::<C>()
             .into_iter()
-            .filter(|key| key.flag == super::Flag::Restart)
+            .filter(|key| key.flag.needs_restart())
             .map(|key| key.path)
             .collect();
         let flat = |config: &C| {

@@ -16,6 +16,18 @@ pub enum Flag {
     Restart,
     /// On reload; and the entry is invalid without it.
     Required,
+    /// Only when the process starts; and the entry is invalid without it.
+    RequiredRestart,
+}
+
+impl Flag {
+    pub fn is_required(self) -> bool {
+        matches!(self, Flag::Required | Flag::RequiredRestart)
+    }
+
+    pub fn needs_restart(self) -> bool {
+        matches!(self, Flag::Restart | Flag::RequiredRestart)
+    }
 }
 
 /// A type that can stand in the configuration.
@@ -78,7 +90,7 @@ impl<'a> Table<'a> {
         match self.entries.remove(key) {
             Some(node) => T::read(node, &path, problems).unwrap_or(default),
             None => {
-                if flag == Flag::Required {
+                if flag.is_required() {
                     problems.add(path, "is required");
                 }
                 default
@@ -486,7 +498,7 @@ macro_rules! settings {
                     let key = stringify!($field).trim_start_matches("r#").to_owned();
                     let mut schema = <$type as $crate::config::Setting>::schema();
                     schema["description"] = $crate::config::lines(&[$($fdoc),+]).into();
-                    if $crate::config::Flag::$flag == $crate::config::Flag::Required {
+                    if $crate::config::Flag::$flag.is_required() {
                         required.push(key.clone());
                     }
                     properties.insert(key, schema);

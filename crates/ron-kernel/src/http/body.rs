@@ -40,7 +40,7 @@ enum Kind {
     Empty,
     Full(Bytes),
     H1(Incoming),
-    H2(hyper::body::Incoming),
+    H2(Box<super::h2::Incoming>),
     Stream(BoxBody),
 }
 
@@ -58,8 +58,8 @@ impl Body {
         Body(Kind::H1(incoming))
     }
 
-    pub(crate) fn h2(incoming: hyper::body::Incoming) -> Body {
-        Body(Kind::H2(incoming))
+    pub(crate) fn h2(incoming: super::h2::Incoming) -> Body {
+        Body(Kind::H2(Box::new(incoming)))
     }
 
     /// The bytes, if they are all here already.
@@ -112,10 +112,7 @@ impl HttpBody for Body {
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
             Kind::H1(incoming) => incoming.poll_frame(cx),
-            Kind::H2(incoming) => {
-                let polled = Pin::new(incoming).poll_frame(cx);
-                polled.map(|frame| frame.map(|frame| frame.map_err(|_reset| BodyError::Disconnected)))
-            }
+            Kind::H2(incoming) => incoming.poll_frame(cx),
             Kind::Stream(stream) => stream.as_mut().poll_frame(cx),
         }
     }
@@ -125,7 +122,7 @@ impl HttpBody for Body {
             Kind::Empty => true,
             Kind::Full(_) => false,
             Kind::H1(incoming) => incoming.is_done(),
-            Kind::H2(incoming) => incoming.is_end_stream(),
+            Kind::H2(incoming) => incoming.body.is_end_stream(),
             Kind::Stream(stream) => stream.is_end_stream(),
         }
     }
@@ -135,7 +132,7 @@ impl HttpBody for Body {
             Kind::Empty => SizeHint::with_exact(0),
             Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Kind::H1(incoming) => incoming.size_hint(),
-            Kind::H2(incoming) => incoming.size_hint(),
+            Kind::H2(incoming) => incoming.body.size_hint(),
             Kind::Stream(stream) => stream.size_hint(),
         }
     }

@@ -4,6 +4,7 @@ use super::body::{Body, BodyError};
 use super::io::Io;
 use super::serve::{ConnInfo, Handler, Server};
 use super::table::{ConnState, Entry, Order, Phase};
+use crate::metrics::Counter;
 use crate::problem::{CorrId, Rejection};
 use crate::reason::Reason;
 use crate::task::panic_text;
@@ -12,14 +13,17 @@ use http::{Request, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::Sleep;
 
 /// Streams a client may have open at once on one connection.
 const STREAMS_MAX: u32 = 128;
@@ -32,10 +36,44 @@ const SEND_BUFFER: usize = 256 << 10;
 /// A peer that does not answer a ping within this time is gone.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Told to end, a connection without streams may take this long about it.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What a client without a place is told: empty settings, and a GOAWAY that asks for calm.
+const GO_AWAY: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0b";
+
+/// Tells a client that there is no place for it.
+pub(super) async fn turn_away<H: Handler>(server: &Server<H>, mut io: Io) {
+    drop(server.refused(Rejection::new(Reason::Conns, "too many connections are open"), &CorrId::new()));
+    let say = async {
+        io.write_all(GO_AWAY).await?;
+        io.shutdown().await
+    };
+    let _ = tokio::time::timeout(FAREWELL, say).await;
+}
+
 /// Serves a connection until it ends or is told to.
-pub(super) async fn serve<H: Handler>(server: &Arc<Server<H>>, entry: &mut Entry, info: ConnInfo, io: Io) {
-    entry.started();
+pub(super) async fn serve<H: Handler>(
+    server: &Arc<Server<H>>,
+    entry: &mut Entry,
+    info: ConnInfo,
+    mut io: Io,
+) {
     let state = entry.state.clone();
+    // A client that chose HTTP/2 and then says nothing is slow, not idle.
+    tokio::select! {
+        biased;
+        order = state.ordered(Order::Drain) => {
+            if order == Order::TimedOut {
+                server.timeouts.read.inc();
+            }
+            return;
+        }
+        arrived = preface(&mut io) => if !arrived {
+            return;
+        },
+    }
+    entry.started();
     state.set_phase(Phase::Idle);
     let limits = server.limits().clone();
     let streams = Arc::new(AtomicUsize::new(0));
@@ -44,7 +82,12 @@ pub(super) async fn serve<H: Handler>(server: &Arc<Server<H>>, entry: &mut Entry
         let (server, state, streams, info) = (server.clone(), state.clone(), streams.clone(), info.clone());
         async move { Ok::<_, Infallible>(answer(&server, &state, streams, &info, request).await) }
     });
-    let mut builder = hyper::server::conn::http2::Builder::new(Spawner(server.service.clone()));
+    let spawner = Spawner {
+        service: server.service.clone(),
+        write_timeout: limits.write_timeout,
+        timeouts: server.timeouts.write.clone(),
+    };
+    let mut builder = hyper::server::conn::http2::Builder::new(spawner);
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)
@@ -57,18 +100,39 @@ pub(super) async fn serve<H: Handler>(server: &Arc<Server<H>>, entry: &mut Entry
         .keep_alive_interval(limits.idle_timeout)
         .keep_alive_timeout(PING_TIMEOUT);
     let mut conn = pin!(builder.serve_connection(TokioIo::new(io), service));
-    let mut told = false;
+    let mut farewell: Option<Pin<Box<Sleep>>> = None;
     let ended = std::future::poll_fn(|cx| {
         state.watch(cx.waker());
-        if state.order() > Order::None && !told {
-            told = true;
+        if state.order() > Order::None && farewell.is_none() {
+            farewell = Some(Box::pin(tokio::time::sleep(FAREWELL)));
             conn.as_mut().graceful_shutdown();
         }
-        conn.as_mut().poll(cx)
+        if let Poll::Ready(ended) = conn.as_mut().poll(cx) {
+            return Poll::Ready(ended);
+        }
+        while let Some(timer) = &mut farewell {
+            ready!(timer.as_mut().poll(cx));
+            // Time is up for a peer that does not answer; streams in flight are given theirs.
+            if streams.load(Ordering::Acquire) == 0 {
+                return Poll::Ready(Ok(()));
+            }
+            timer.as_mut().reset(tokio::time::Instant::now() + FAREWELL);
+        }
+        Poll::Pending
     });
     if let Err(error) = ended.await {
         tracing::debug!(service = server.service.name(), %error, "HTTP/2 connection ended");
     }
+}
+
+/// Waits for the 24 bytes with which a client begins, and puts them back; false if they do not come.
+async fn preface(io: &mut Io) -> bool {
+    let mut first = [0; 24];
+    let arrived = io.read_exact(&mut first).await.is_ok();
+    if arrived {
+        io.unread(Bytes::copy_from_slice(&first));
+    }
+    arrived
 }
 
 async fn answer<H: Handler>(
@@ -81,12 +145,14 @@ async fn answer<H: Handler>(
     let open = Open::new(state.clone(), streams);
     state.set_request(request.method(), request.uri());
     let corr = CorrId::from_headers(request.headers());
-    let response = if request.headers().len() > server.limits().headers_max {
-        server.rejections.count(Reason::Headers);
-        server.count_unrouted(Reason::Headers.status());
-        Rejection::new(Reason::Headers, "the header section has too many fields").into_response(&corr)
+    let limits = server.limits();
+    let response = if request.headers().len() > limits.headers_max {
+        server.refused(Rejection::new(Reason::Headers, "the header section has too many fields"), &corr)
     } else {
-        let mut call = pin!(server.handler.call(request.map(Body::h2), info));
+        let (timeout, timeouts) = (limits.read_timeout, server.timeouts.read.clone());
+        drop(limits);
+        let request = request.map(|body| Body::h2(Incoming { body, timeout, timer: None, timeouts }));
+        let mut call = pin!(server.handler.call(request, info));
         let called = std::future::poll_fn(|cx| {
             catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(cx)))
                 .map_or_else(|panic| Poll::Ready(Err(panic_text(panic.as_ref()))), |polled| polled.map(Ok))
@@ -95,18 +161,79 @@ async fn answer<H: Handler>(
             biased;
             called = called => called.unwrap_or_else(|panic| {
                 server.service.tasks().panicked("request", &panic);
-                server.rejections.count(Reason::Internal);
-                Rejection::new(Reason::Internal, "the request could not be answered").into_response(&corr)
+                server.refused(Rejection::new(Reason::Internal, "the request could not be answered"), &corr)
             }),
             () = server.service.shutdown().reached(crate::shutdown::Phase::Aborting) => {
                 server.service.tasks().aborted("request");
-                server.rejections.count(Reason::Draining);
                 let late = Rejection::new(Reason::Draining, "the service shut down before the answer was ready");
-                late.into_response(&corr)
+                server.refused(late, &corr)
             }
         }
     };
-    response.map(|body| Tracked { body, _open: open })
+    let since = STALL.with_borrow(Option::clone).unwrap_or_default();
+    since.wait();
+    response.map(|body| Tracked { body, stall: since, _open: open })
+}
+
+/// The body of a request; each `read_timeout` must bring a piece of it.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub(super) body: hyper::body::Incoming,
+    timeout: Duration,
+    timer: Option<Pin<Box<Sleep>>>,
+    timeouts: Counter,
+}
+
+impl Incoming {
+    pub(super) fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
+            self.timer = None;
+            return Poll::Ready(frame.map(|frame| frame.map_err(|_reset| BodyError::Disconnected)));
+        }
+        let timeout = self.timeout;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+        ready!(timer.as_mut().poll(cx));
+        self.timeouts.inc();
+        Poll::Ready(Some(Err(BodyError::ReadTimeout)))
+    }
+}
+
+thread_local! {
+    /// The stall watch of the stream being polled, for `answer` to hand to its body.
+    static STALL: RefCell<Option<Arc<Stall>>> = const { RefCell::new(None) };
+}
+
+/// Since when a response waits for its client to open the window: in milliseconds of the stream's own clock, plus one.
+#[derive(Debug)]
+struct Stall {
+    begun: Instant,
+    waiting: AtomicU64,
+}
+
+impl Default for Stall {
+    fn default() -> Stall {
+        Stall { begun: Instant::now(), waiting: AtomicU64::new(0) }
+    }
+}
+
+impl Stall {
+    fn wait(&self) {
+        let now = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.waiting.store(now.saturating_add(1), Ordering::Release);
+    }
+
+    fn go_on(&self) {
+        self.waiting.store(0, Ordering::Release);
+    }
+
+    /// How long the client has let us wait.
+    fn waited(&self) -> Option<Duration> {
+        let since = self.waiting.load(Ordering::Acquire).checked_sub(1)?;
+        Some(self.begun.elapsed().saturating_sub(Duration::from_millis(since)))
+    }
 }
 
 /// Counts a stream from its request to the last byte of its response.
@@ -132,9 +259,10 @@ impl Drop for Open {
     }
 }
 
-/// A response body that keeps its stream counted.
+/// A response body that keeps its stream counted and notes whether it waits for data or for the client.
 struct Tracked {
     body: Body,
+    stall: Arc<Stall>,
     _open: Open,
 }
 
@@ -146,7 +274,14 @@ impl HttpBody for Tracked {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        // Asked for more, we are not stalled; with a piece in hand, hyper comes back only when the window is open.
+        if polled.is_pending() {
+            self.stall.go_on()
+        } else {
+            self.stall.wait()
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
@@ -158,15 +293,43 @@ impl HttpBody for Tracked {
     }
 }
 
-/// Starts a stream's task under its service.
+/// Starts a stream's task under its service, and ends it if the client's window stays shut.
 #[derive(Clone)]
-struct Spawner(crate::kernel::Service);
+struct Spawner {
+    service: crate::kernel::Service,
+    write_timeout: Duration,
+    timeouts: Counter,
+}
 
 impl<F> hyper::rt::Executor<F> for Spawner
 where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, future: F) {
-        self.0.scoped("stream", || "HTTP/2 stream".to_owned(), future);
+        let (timeout, timeouts) = (self.write_timeout, self.timeouts.clone());
+        let stall = Arc::new(Stall::default());
+        let mut future = Box::pin(future);
+        let mut timer: Option<Pin<Box<Sleep>>> = None;
+        let watched = std::future::poll_fn(move |cx| {
+            STALL.set(Some(stall.clone()));
+            let polled = future.as_mut().poll(cx);
+            STALL.set(None);
+            if polled.is_ready() {
+                return Poll::Ready(());
+            }
+            while let Some(waited) = stall.waited() {
+                if waited >= timeout {
+                    // Dropping the stream resets it and frees what it holds.
+                    timeouts.inc();
+                    return Poll::Ready(());
+                }
+                let until = tokio::time::Instant::now() + (timeout - waited);
+                let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+                timer.as_mut().reset(until);
+                ready!(timer.as_mut().poll(cx));
+            }
+            Poll::Pending
+        });
+        self.service.scoped("stream", || "HTTP/2 stream".to_owned(), watched);
     }
 }

@@ -42,8 +42,11 @@ impl From<TlsStream<Io>> for Io {
 impl Io {
     /// Gives back bytes that were read too early; they are the next to be read.
     pub(crate) fn unread(&mut self, bytes: Bytes) {
-        debug_assert!(self.ahead.is_empty(), "only one look ahead is ever taken");
-        self.ahead = bytes;
+        self.ahead = if self.ahead.is_empty() {
+            bytes
+        } else {
+            [bytes, std::mem::take(&mut self.ahead)].concat().into()
+        };
     }
 }
 

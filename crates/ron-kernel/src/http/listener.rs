@@ -80,15 +80,15 @@ pub fn bind_tcp(address: SocketAddr) -> Result<Bound, BindError> {
     }
 }
 
-/// Binds a Unix socket that only its owner can reach; a stale file of a former process is replaced.
-pub fn bind_unix(path: &Path) -> Result<Bound, BindError> {
+/// Binds a Unix socket, for this user only or for all; a stale file of a former process is replaced.
+pub fn bind_unix(path: &Path, for_all: bool) -> Result<Bound, BindError> {
     let bind = || {
         let is_socket = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
         if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
             std::fs::remove_file(path)?;
         }
         let listener = UnixListener::bind(path)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(if for_all { 0o666 } else { 0o600 }))?;
         Ok(listener)
     };
     match bind() {

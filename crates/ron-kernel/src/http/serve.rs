@@ -7,10 +7,11 @@ use super::io::Io;
 use super::listener::{Bound, Peer};
 use super::table::{ConnTable, Entry, Order, Phase, PhaseLimits, Place};
 use super::{h2, proxy_protocol};
-use crate::admission::client_ip::TrustedProxies;
+use crate::admission::client_ip::{TrustedProxies, network_of};
 use crate::inventory::{TaskSort, TaskSpec};
 use crate::kernel::Service;
 use crate::metrics::{Counter, Family};
+use crate::problem::{CorrId, Rejection};
 use crate::reason::Rejections;
 use crate::shutdown;
 use crate::task::TaskResult;
@@ -112,7 +113,7 @@ pub struct Server<H> {
     pub(crate) handler: H,
     limits: ArcSwap<ServerLimits>,
     table: Arc<ConnTable>,
-    pub(crate) rejections: Rejections,
+    rejections: Rejections,
     pub(crate) timeouts: Timeouts,
     requests: Arc<Family<Counter, 4>>,
     listeners: AtomicUsize,
@@ -173,9 +174,12 @@ impl<H: Handler> Server<H> {
         self.limits.store(Arc::new(limits));
     }
 
-    /// Counts an answer to something that never became a routed request.
-    pub(crate) fn count_unrouted(&self, status: u16) {
-        self.requests.with([self.service.name(), "none", "none", &status.to_string()]).inc();
+    /// The answer to a request that no handler answered, counted.
+    pub(crate) fn refused(&self, rejection: Rejection, corr: &CorrId) -> Response<Body> {
+        self.rejections.count(rejection.reason);
+        let status = rejection.reason.status().to_string();
+        self.requests.with([self.service.name(), "none", "none", &status]).inc();
+        rejection.into_response(corr)
     }
 
     fn close_listener(&self) {
@@ -211,7 +215,7 @@ async fn sweep<H: Handler>(server: Arc<Server<H>>) -> TaskResult {
     }
     // Connections accepted in the last moment are told as well, until none is left to tell.
     let mut order = Order::Drain;
-    while server.service.tasks().live_of(CONN_TASK) > 0 {
+    while server.listeners.load(Ordering::SeqCst) > 0 || server.service.tasks().live_of(CONN_TASK) > 0 {
         server.table.order_all(order);
         tokio::select! {
             biased;
@@ -262,7 +266,8 @@ async fn accept<H: Handler>(
 /// Starts the task of an accepted connection.
 fn start<H: Handler>(server: &Arc<Server<H>>, place: Place, io: Io, peer: Peer, tls: Option<Arc<TlsServer>>) {
     let limits = server.limits();
-    let counted = peer.ip().filter(|ip| !place.reserve && !limits.trusted_proxies.trusts(*ip));
+    let counted =
+        peer.ip().filter(|ip| !place.reserve && !limits.trusted_proxies.trusts(*ip)).map(network_of);
     let entry = match counted {
         Some(ip) if !server.table.admit_ip(ip, limits.conns_per_ip_max) => {
             let Some(reserve) = server.table.reserve_place() else { return };
@@ -311,6 +316,12 @@ async fn connection<H: Handler>(
         }
         prepared = prepared => prepared,
     };
+    if info.peer != peer
+        && let Some(ip) = info.peer.ip()
+        && !entry.count_ip(network_of(ip), limits.conns_per_ip_max)
+    {
+        entry.refuse();
+    }
     let (io, is_h2) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
@@ -319,8 +330,12 @@ async fn connection<H: Handler>(
         }
     };
     state.set_phase(Phase::Head);
-    if entry.is_reserve() {
-        Conn::new(server, &mut entry, &info, io).turn_away().await;
+    if !entry.may_stay().await {
+        if is_h2 {
+            h2::turn_away(server, io).await;
+        } else {
+            Conn::new(server, &mut entry, &info, io).turn_away().await;
+        }
         return;
     }
     let io = if is_h2 {

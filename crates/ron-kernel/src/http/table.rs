@@ -17,6 +17,9 @@ const RESERVE: usize = 16;
 /// A connection still in its handshake or first head this long may be closed to make room.
 const SLOW_START: Duration = Duration::from_millis(250);
 
+/// How long a newcomer waits for the place of a connection that was told to give way.
+const GIVING_WAY: Duration = Duration::from_millis(200);
+
 /// What a connection is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -193,10 +196,10 @@ impl ConnTable {
 
     /// Trades a reserve place for a normal one that came free while the listener waited.
     pub(crate) fn upgrade(&self, place: Place) -> Place {
-        match self.permits.try_take() {
-            Some(permit) if place.reserve => Place { _permit: permit, reserve: false },
-            _ => place,
+        if !place.reserve {
+            return place;
         }
+        self.permits.try_take().map_or(place, |permit| Place { _permit: permit, reserve: false })
     }
 
     /// A reserve place for a connection that turned out to be one too many for its address.
@@ -219,12 +222,19 @@ impl ConnTable {
         self.open.fetch_add(1, Ordering::Relaxed);
         let starting = self.starting.fetch_add(1, Ordering::Relaxed) + 1;
         let limit = self.permits.limit();
-        let full = self.permits.used() >= limit;
-        let made_room = full && self.close_longest(&[Phase::Idle], Duration::ZERO);
-        if (full && !made_room) || starting > limit.div_ceil(2) {
-            self.close_longest(&[Phase::Handshake, Phase::Head], SLOW_START);
-        }
-        Entry { table: self.clone(), state, id, ip, place, started: false }
+        // The last place is gone: an idle connection, or one slow to begin, gives way.
+        let full = place.reserve || self.permits.used() >= limit;
+        let slow = [Phase::Handshake, Phase::Head];
+        let made_room = full
+            && (self.close_longest(&[Phase::Idle], Duration::ZERO) || self.close_longest(&slow, SLOW_START));
+        // Those that have not begun may not hold more than half of the places.
+        let crowded = starting > limit.div_ceil(2) && !self.close_longest(&slow, SLOW_START);
+        let fate = match (place.reserve, made_room, crowded) {
+            (_, _, true) | (true, false, _) => Fate::Refused,
+            (true, true, false) => Fate::Hoping,
+            (false, _, false) => Fate::Stays,
+        };
+        Entry { table: self.clone(), state, id, ip, place, fate, started: false }
     }
 
     /// Counts a connection of this address; false if it has its share.
@@ -280,12 +290,47 @@ pub(crate) struct Entry {
     id: u64,
     ip: Option<IpAddr>,
     place: Place,
+    fate: Fate,
     started: bool,
 }
 
+/// What is to become of a newcomer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Stays,
+    /// It came on a reserve place, but another connection was told to give way.
+    Hoping,
+    Refused,
+}
+
 impl Entry {
-    pub(crate) fn is_reserve(&self) -> bool {
-        self.place.reserve
+    /// Whether there is a place for the connection; waits a moment for one that is being freed.
+    pub(crate) async fn may_stay(&mut self) -> bool {
+        if self.fate == Fate::Hoping {
+            let permits = self.table.permits.clone();
+            let freed = std::future::poll_fn(|cx| permits.poll_take(cx));
+            self.fate = match tokio::time::timeout(GIVING_WAY, freed).await {
+                Ok(permit) => {
+                    self.place = Place { _permit: permit, reserve: false };
+                    Fate::Stays
+                }
+                Err(_elapsed) => Fate::Refused,
+            };
+        }
+        self.fate == Fate::Stays
+    }
+
+    pub(crate) fn refuse(&mut self) {
+        self.fate = Fate::Refused;
+    }
+
+    /// Counts the connection under the address that a PROXY header named; false if that has its share.
+    pub(crate) fn count_ip(&mut self, ip: IpAddr, max: usize) -> bool {
+        let admitted = self.table.admit_ip(ip, max);
+        if admitted {
+            self.ip = Some(ip);
+        }
+        admitted
     }
 
     /// The first head has been read: the connection is no longer one of those that may be slow on purpose.

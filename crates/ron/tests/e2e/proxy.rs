@@ -283,3 +283,24 @@ fn traces_are_continued_and_sent_to_the_collector() {
     assert!(collector.last().starts_with("POST /v1/traces "));
     assert!(span["attributes"].to_string().contains("/*"), "{span}");
 }
+
+#[test]
+fn a_request_tried_again_on_another_connection_keeps_its_body() {
+    let calls = std::sync::atomic::AtomicUsize::new(0);
+    let origin = Origin::start(move |path| match path {
+        "/again" if calls.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0 => Script::HangUp,
+        _ => Script::Echo,
+    });
+    let node = Node::start(&["gateway"], &config(&origin.url(), "", ""));
+    let mut client = Client::connect(&node.gateway()).unwrap();
+    client.request("GET", "/first", &[], b"").unwrap();
+    client.send(b"PUT /again HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n").unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    client.send(b"hello").unwrap();
+    let answer = client.read_answer("PUT").unwrap();
+    assert!(answer.status == 200 && answer.text().ends_with("\r\n\r\nhello"), "{}", answer.text());
+    assert_eq!(origin.connections.load(std::sync::atomic::Ordering::SeqCst), 2);
+    let expired = request(&node.gateway(), "GET", "/late", &[("Deadline", "1")], b"").unwrap();
+    assert_eq!(expired.reason(), "deadline");
+    assert!(!origin.last().contains("/late"), "what has expired is not executed");
+}

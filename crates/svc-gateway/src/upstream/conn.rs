@@ -2,8 +2,10 @@
 
 use super::Server;
 use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{Method, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use ron_kernel::admission::deadline::Budget;
 use ron_kernel::http::h1::decoder::{BodyDecoder, Decoded};
 use ron_kernel::http::h1::head::{Framing, HeadLimits, HeadReader, ResponseHead};
 use ron_kernel::http::{Body, BodyError, Io};
@@ -20,6 +22,8 @@ use tokio::time::Sleep;
 /// An upstream is trusted more than a client, but not without bound.
 const HEAD_LIMITS: HeadLimits = HeadLimits { headers_max: 256, bytes_max: 128 << 10 };
 const READ: usize = 16 << 10;
+/// An answer of at most this length is held to its budget to the last byte.
+const SHORT: u64 = 1 << 20;
 
 /// Why a call did not yield a response.
 #[derive(Debug, thiserror::Error)]
@@ -43,8 +47,9 @@ pub(crate) struct Call {
     pub(crate) permit: Option<Permit>,
     /// Longest silence of the upstream within a body.
     pub(crate) silence: Duration,
-    /// The client's own deadline, which covers the whole response.
-    pub(crate) until: Option<Instant>,
+    pub(crate) budget: Budget,
+    /// The head says that the body is chunked.
+    pub(crate) chunked: bool,
 }
 
 #[derive(Debug)]
@@ -75,7 +80,7 @@ impl ClientConn {
         call: &mut Call,
         server: &Arc<Server>,
     ) -> Result<Response<Body>, CallError> {
-        let mut upload = Upload::new(head, body.take().unwrap_or_default());
+        let mut upload = Upload::new(head, body.take().unwrap_or_default(), call.chunked);
         let mut reader = HeadReader::default();
         let received = std::future::poll_fn(|cx| {
             let upload_failed = match upload.poll(&mut self.io, cx) {
@@ -112,6 +117,8 @@ impl ClientConn {
             Err(CallError::Broken(_))
                 if self.reused && self.buffer.is_empty() && upload.can_repeat(method) =>
             {
+                // Nothing of the body was taken from it: the next connection gets it whole.
+                *body = Some(upload.body);
                 Err(CallError::Stale)
             }
             Err(error) => Err(error),
@@ -150,11 +157,23 @@ impl ClientConn {
             server: server.clone(),
             silence: call.silence,
             silent: None,
-            until: call.until.map(|until| Box::pin(tokio::time::sleep_until(until.into()))),
+            until: until(&response, &call.budget)
+                .map(|until| Box::pin(tokio::time::sleep_until(until.into()))),
             _permit: permit,
         });
         response
     }
+}
+
+/// When the whole response must be there: a short one within its budget, any within the client's own deadline.
+fn until(response: &Response<Body>, budget: &Budget) -> Option<Instant> {
+    let field = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
+    let short = field(CONTENT_LENGTH)
+        .and_then(|length| length.parse::<u64>().ok())
+        .is_some_and(|length| length <= SHORT);
+    let stream = field(CONTENT_TYPE)
+        .is_some_and(|kind| kind.starts_with("text/event-stream") || kind.starts_with("application/grpc"));
+    if short && !stream { Some(budget.until) } else { budget.client }
 }
 
 /// The request on its way out.
@@ -169,8 +188,7 @@ struct Upload {
 }
 
 impl Upload {
-    fn new(head: &BytesMut, body: Body) -> Upload {
-        let chunked = body.exact_len().is_none();
+    fn new(head: &BytesMut, body: Body, chunked: bool) -> Upload {
         Upload { out: head.clone(), data: Bytes::new(), body, chunked, done: false, body_begun: false }
     }
 
@@ -283,7 +301,9 @@ impl HttpBody for UpstreamBody {
         if !this.upload.done
             && let Poll::Ready(Err(error)) = this.upload.poll(&mut conn.io, cx)
         {
-            return Poll::Ready(Some(Err(BodyError::Upstream(error.to_string()))));
+            // The upstream answered and takes no more: its answer still counts, its connection does not.
+            tracing::debug!(%error, "upload given up");
+            (this.upload.done, this.keep_alive) = (true, false);
         }
         loop {
             match this.decoder.decode(&mut conn.buffer) {

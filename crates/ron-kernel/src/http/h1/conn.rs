@@ -5,7 +5,7 @@
 //! take and that is never held across a poll.
 
 use super::decoder::{BodyDecoder, Decoded};
-use super::head::{Framing, HeadError, HeadLimits, HeadReader, RequestHead};
+use super::head::{Framing, HeadError, HeadReader, RequestHead};
 use crate::http::body::{Body, BodyError};
 use crate::http::io::Io;
 use crate::http::serve::{ConnInfo, Handler, Server};
@@ -223,11 +223,11 @@ impl<'a, H: Handler> Conn<'a, H> {
     pub(crate) async fn run(mut self) -> End {
         let mut first = true;
         loop {
-            let limits = self.server.limits();
-            match self.next_head(first, limits.head()).await {
+            match self.next_head(first).await {
                 NextHead::Head(head) => {
                     self.entry.started();
-                    if !self.answer(head, limits.read_timeout).await {
+                    let read_timeout = self.server.limits().read_timeout;
+                    if !self.answer(head, read_timeout).await {
                         break;
                     }
                 }
@@ -257,7 +257,9 @@ impl<'a, H: Handler> Conn<'a, H> {
             first = false;
             self.entry.state.set_phase(Phase::Idle);
         }
-        let _ = std::future::poll_fn(|cx| Pin::new(&mut self.wire.lock().io).poll_shutdown(cx)).await;
+        // A TLS peer that reads nothing would hold the farewell up for ever.
+        let farewell = std::future::poll_fn(|cx| Pin::new(&mut self.wire.lock().io).poll_shutdown(cx));
+        let _ = tokio::time::timeout(LINGER_TIME, farewell).await;
         End::Closed
     }
 
@@ -266,7 +268,7 @@ impl<'a, H: Handler> Conn<'a, H> {
         self.refuse(Rejection::new(Reason::Conns, "too many connections are open")).await;
     }
 
-    async fn next_head(&mut self, first: bool, limits: HeadLimits) -> NextHead {
+    async fn next_head(&mut self, first: bool) -> NextHead {
         let mut reader = HeadReader::default();
         let state = &self.entry.state;
         std::future::poll_fn(|cx| {
@@ -283,7 +285,7 @@ impl<'a, H: Handler> Conn<'a, H> {
                             return Poll::Ready(NextHead::Http2);
                         }
                     } else {
-                        match reader.request(&mut inner.buffer, limits) {
+                        match reader.request(&mut inner.buffer, self.server.limits().head()) {
                             Ok(Some(head)) => return Poll::Ready(NextHead::Head(head)),
                             Ok(None) => {}
                             Err(error) => return Poll::Ready(NextHead::Bad(error)),
@@ -335,15 +337,14 @@ impl<'a, H: Handler> Conn<'a, H> {
                 Some(Driven::Response(response)) => response,
                 Some(Driven::Panic(text)) => {
                     server.service.tasks().panicked("request", &text);
-                    server.rejections.count(Reason::Internal);
-                    Rejection::new(Reason::Internal, "the request could not be answered").into_response(&corr)
+                    server
+                        .refused(Rejection::new(Reason::Internal, "the request could not be answered"), &corr)
                 }
                 Some(Driven::Aborted) => {
                     server.service.tasks().aborted("request");
-                    server.rejections.count(Reason::Draining);
                     let late =
                         Rejection::new(Reason::Draining, "the service shut down before the answer was ready");
-                    late.into_response(&corr)
+                    server.refused(late, &corr)
                 }
                 None => return false,
             }
@@ -418,7 +419,10 @@ impl<'a, H: Handler> Conn<'a, H> {
 
     /// Writes the response; true if the connection can take another request.
     async fn respond(&mut self, asked: &Asked, mut response: Response<Body>) -> Result<bool, Cut> {
-        let body_read = self.wire.lock().discard_arrived();
+        // While the handler still streams the body on, what has arrived of it is not ours to throw away.
+        let alone = Arc::strong_count(&self.wire) == 1;
+        let body_read =
+            if alone { self.wire.lock().discard_arrived() } else { self.wire.lock().body.is_done() };
         let draining = self.entry.state.order() >= Order::Drain;
         let keep = asked.keep_alive && body_read && !draining;
         let mut body = std::mem::take(response.body_mut());
@@ -527,11 +531,16 @@ impl<'a, H: Handler> Conn<'a, H> {
         std::future::poll_fn(|cx| {
             let mut inner = wire.lock();
             loop {
-                if out.is_empty() && data.is_empty() && tail.is_empty() {
-                    return Pin::new(&mut inner.io).poll_flush(cx).map_err(|_gone| Cut::Client);
-                }
-                let slices = [IoSlice::new(out), IoSlice::new(&data), IoSlice::new(tail)];
-                match Pin::new(&mut inner.io).poll_write_vectored(cx, &slices) {
+                let progress = if out.is_empty() && data.is_empty() && tail.is_empty() {
+                    match Pin::new(&mut inner.io).poll_flush(cx) {
+                        Poll::Ready(flushed) => return Poll::Ready(flushed.map_err(|_gone| Cut::Client)),
+                        Poll::Pending => Poll::Pending,
+                    }
+                } else {
+                    let slices = [IoSlice::new(out), IoSlice::new(&data), IoSlice::new(tail)];
+                    Pin::new(&mut inner.io).poll_write_vectored(cx, &slices)
+                };
+                match progress {
                     Poll::Ready(Ok(written)) if written > 0 => {
                         timer = None;
                         advance(written, out, &mut data, &mut tail);
@@ -554,11 +563,8 @@ impl<'a, H: Handler> Conn<'a, H> {
 
     /// Refuses what could not be read as a request, and ends the connection so that the client sees why.
     async fn refuse(&mut self, rejection: Rejection) {
-        self.server.rejections.count(rejection.reason);
-        self.server.count_unrouted(rejection.reason.status());
-        let corr = CorrId::new();
         let asked = Asked { method: Method::GET, version: Version::HTTP_11, keep_alive: false };
-        let mut response = rejection.into_response(&corr);
+        let mut response = self.server.refused(rejection, &CorrId::new());
         let body = std::mem::take(response.body_mut());
         let plan = Plan::of(&asked, &response, &body);
         encode_head(&mut self.out, &asked, &response, plan, false);

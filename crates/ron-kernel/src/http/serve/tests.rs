@@ -393,7 +393,7 @@ async fn a_unix_socket_knows_its_peer_and_leaves_no_file() {
     let fixture = Fixture::start(limits());
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s.sock");
-    fixture.server.listen(bind_unix(&path).unwrap(), None);
+    fixture.server.listen(bind_unix(&path, false).unwrap(), None);
     let mut stream = UnixStream::connect(&path).await.unwrap();
     stream.write_all(b"GET /peer HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     let answer = read_one(&mut stream).await;
@@ -489,4 +489,93 @@ fn dates_are_written_as_http_has_them() {
     assert_eq!(http_date(0), "Thu, 01 Jan 1970 00:00:00 GMT");
     assert_eq!(http_date(1_709_164_800), "Thu, 29 Feb 2024 00:00:00 GMT");
     assert_eq!(http_date(1_735_689_599), "Tue, 31 Dec 2024 23:59:59 GMT");
+}
+
+/// An HTTP/2 client whose streams may receive this much unasked.
+async fn h2_client(fixture: &Fixture, window: u32) -> hyper::client::conn::http2::SendRequest<Body> {
+    let io = hyper_util::rt::TokioIo::new(fixture.connect().await);
+    let mut builder = hyper::client::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new());
+    let (client, conn) = builder.initial_stream_window_size(window).handshake::<_, Body>(io).await.unwrap();
+    fixture.kernel.service("client").scoped("h2", String::new, async move {
+        let _ = conn.await;
+    });
+    client
+}
+
+#[tokio::test]
+async fn a_stream_whose_window_stays_shut_is_reaped() {
+    let fixture = Fixture::start(ServerLimits { write_timeout: Duration::from_millis(200), ..limits() });
+    let mut client = h2_client(&fixture, 0).await;
+    let get = |path: &str| Request::get(format!("http://x{path}")).body(Body::default()).unwrap();
+    let deaf =
+        [client.send_request(get("/endless")).await.unwrap(), client.send_request(get("/")).await.unwrap()];
+    fixture.eventually("io_timeouts_total{service=\"t\",op=\"write\"}", 2).await;
+    drop(deaf);
+    let quick = h2_client(&fixture, 1 << 20).await.send_request(get("/")).await.unwrap();
+    assert_eq!(quick.status(), 200);
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    assert_eq!(
+        fixture.metric("io_timeouts_total{service=\"t\",op=\"write\"}"),
+        2,
+        "one that was read is not"
+    );
+}
+
+#[tokio::test]
+async fn an_http2_upload_that_stalls_is_reported() {
+    let fixture = Fixture::start(ServerLimits { read_timeout: Duration::from_millis(200), ..limits() });
+    let mut client = h2_client(&fixture, 1 << 20).await;
+    struct Never;
+    impl http_body::Body for Never {
+        type Data = Bytes;
+        type Error = crate::http::BodyError;
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+            Poll::Pending
+        }
+    }
+    let request = Request::post("http://x/echo").body(Body::stream(Never)).unwrap();
+    let answer = client.send_request(request).await.unwrap();
+    assert_eq!(answer.status(), 400);
+    assert_eq!(fixture.metric("io_timeouts_total{service=\"t\",op=\"read\"}"), 1);
+}
+
+#[tokio::test]
+async fn a_tls_client_that_stops_reading_or_never_speaks_http2_is_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    write_dev_ca(dir.path()).unwrap();
+    let settings =
+        TlsSettings { cert: "server.pem".into(), key: "server.key".into(), ..TlsSettings::default() };
+    let tls = TlsServer::new(settings.load(dir.path()).unwrap());
+    let short = Duration::from_millis(200);
+    let limits = ServerLimits { read_timeout: short, write_timeout: short, ..limits() };
+    let fixture = Fixture::start_tls(limits, Some(tls));
+    let roots = {
+        use rustls::pki_types::pem::PemObject;
+        let mut roots = rustls::RootCertStore::empty();
+        roots
+            .add(rustls::pki_types::CertificateDer::from_pem_file(dir.path().join("ca.pem")).unwrap())
+            .unwrap();
+        roots
+    };
+    let provider = Arc::new(crate::tls::provider(PostQuantum::Hybrid));
+    let connect = async |alpn: &[u8]| {
+        let builder = rustls::ClientConfig::builder_with_provider(provider.clone());
+        let builder = builder.with_safe_default_protocol_versions().unwrap();
+        let mut config = builder.with_root_certificates(roots.clone()).with_no_client_auth();
+        config.alpn_protocols = vec![alpn.to_vec()];
+        let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+        tokio_rustls::TlsConnector::from(Arc::new(config))
+            .connect(name, fixture.connect().await)
+            .await
+            .unwrap()
+    };
+    let mut deaf = connect(b"http/1.1").await;
+    deaf.write_all(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let _mute = connect(b"h2").await;
+    fixture.eventually("io_timeouts_total{service=\"t\",op=\"write\"}", 1).await;
+    fixture.eventually("io_timeouts_total{service=\"t\",op=\"read\"}", 1).await;
+    fixture.eventually("connections_open{service=\"t\"}", 0).await;
 }
