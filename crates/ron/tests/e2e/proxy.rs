@@ -62,6 +62,7 @@ fn an_upstream_that_fails_is_answered_for() {
             b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\nx".to_vec(),
         ),
         "/nothing" => Script::Raw(Vec::new()),
+        "/switch" => Script::Raw(b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\n\r\n".to_vec()),
         "/reason" => Script::Raw(
             b"HTTP/1.1 503 Busy\r\nX-Reason: mine\r\nRetry-After: 9\r\nContent-Length: 0\r\n\r\n".to_vec(),
         ),
@@ -70,7 +71,7 @@ fn an_upstream_that_fails_is_answered_for() {
     });
     let gone = "[[gateway.upstreams]]\nname = \"gone\"\nservers = [\"http://127.0.0.1:1\"]\nconnect_timeout = \"300ms\"\n[[gateway.routes]]\npath = \"/gone\"\nupstream = \"gone\"";
     let node = Node::start(&["gateway"], &config(&origin.url(), "", gone));
-    for path in ["/garbage", "/both", "/nothing", "/gone"] {
+    for path in ["/garbage", "/both", "/nothing", "/gone", "/switch"] {
         let answer = get(&node.gateway(), path);
         assert_eq!((answer.status, answer.reason()), (502, "upstream_error"), "{path}");
         assert!(!answer.text().contains("127.0.0.1"), "nothing internal leaks: {}", answer.text());
@@ -81,7 +82,7 @@ fn an_upstream_that_fails_is_answered_for() {
         request(&node.gateway(), "GET", "/short", &[], b"").is_err(),
         "a broken body is cut, not completed"
     );
-    assert_eq!(node.metric("rejected_total{service=\"gateway\",reason=\"upstream_error\"}"), 4.0);
+    assert_eq!(node.metric("rejected_total{service=\"gateway\",reason=\"upstream_error\"}"), 5.0);
 }
 
 #[test]

@@ -89,9 +89,11 @@ impl ClientConn {
             };
             loop {
                 match reader.response(&mut self.buffer, HEAD_LIMITS, method) {
-                    Ok(Some(head)) if head.status.is_informational() && head.status.as_u16() != 101 => {
-                        continue;
+                    Ok(Some(head)) if head.status.as_u16() == 101 => {
+                        let unasked = "it switches protocols unasked".to_owned();
+                        return Poll::Ready(Err(CallError::Malformed(unasked)));
                     }
+                    Ok(Some(head)) if head.status.is_informational() => continue,
                     Ok(Some(head)) => return Poll::Ready(Ok(head)),
                     Ok(None) => {}
                     Err(error) => return Poll::Ready(Err(CallError::Malformed(error.to_string()))),
@@ -322,13 +324,11 @@ impl HttpBody for UpstreamBody {
             conn.buffer.reserve(this.decoder.wanted());
             match tokio_util::io::poll_read_buf(Pin::new(&mut conn.io), cx, &mut conn.buffer) {
                 Poll::Ready(Ok(read)) if read > 0 => {}
+                Poll::Ready(Ok(_)) if this.decoder.end_of_input() => this.keep_alive = false,
+                // Cut short, or reset: never to be taken for a whole answer.
                 Poll::Ready(_) => {
-                    this.keep_alive = false;
-                    if !this.decoder.end_of_input() {
-                        return Poll::Ready(Some(Err(BodyError::Upstream(
-                            "it ended in the middle".to_owned(),
-                        ))));
-                    }
+                    this.conn = None;
+                    return Poll::Ready(Some(Err(BodyError::Upstream("it ended in the middle".to_owned()))));
                 }
                 Poll::Pending => {
                     let silence = this.silence;
