@@ -113,6 +113,7 @@ impl Admin {
             "/debug/tasks/kill" => self.kill(request, corr).await,
             "/admin/shutdown" => {
                 self.check_token(&request)?;
+                tracing::info!(corr_id = corr.as_str(), "shutting down, asked by the admin plane");
                 self.kernel.end(Ending::Asked);
                 Ok(json_response(StatusCode::ACCEPTED, &json!({"draining": true}), corr))
             }

@@ -113,6 +113,11 @@ impl Logs {
         let level = OnceLock::new();
         if tracing_subscriber::registry().with(filter).with(layer).try_init().is_ok() {
             let _ = level.set(handle);
+            // A panic is a line of the log like any other; who caught it says which task it was.
+            std::panic::set_hook(Box::new(|panic| {
+                let place = panic.location().map(ToString::to_string).unwrap_or_default();
+                tracing::error!(place, panic = crate::task::panic_text(panic.payload()), "panic");
+            }));
         }
         Logs { level: Arc::new(level), json }
     }

@@ -163,7 +163,8 @@ type Look = Vec<Option<(u64, u64, i64, i64)>>;
 fn look(files: &[PathBuf]) -> Look {
     let one = |path: &PathBuf| {
         let meta = std::fs::metadata(path).ok()?;
-        Some((meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec()))
+        // The time of change, so that a mended mode is seen as well as new bytes.
+        Some((meta.ino(), meta.size(), meta.ctime(), meta.ctime_nsec()))
     };
     files.iter().map(one).collect()
 }

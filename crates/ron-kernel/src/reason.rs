@@ -56,6 +56,7 @@ reasons! {
     Invalid = "invalid", 422, false, "The request was understood and refused";
     QuotaGlobal = "quota_global", 429, true, "The rate limit of this service is reached";
     QuotaIp = "quota_ip", 429, true, "The rate limit of this address is reached";
+    QuotaTenant = "quota_tenant", 429, true, "The rate limit of this tenant is reached";
     Busy = "busy", 429, true, "The queue has no place for this request";
     Headers = "headers", 431, false, "The header section is too large";
     Internal = "internal", 500, false, "An internal error";
@@ -108,7 +109,8 @@ mod tests {
     #[test]
     fn capacity_and_share_are_never_mixed() {
         for reason in Reason::ALL {
-            let share = matches!(reason, Reason::QuotaGlobal | Reason::QuotaIp | Reason::Busy);
+            let share =
+                matches!(reason, Reason::QuotaGlobal | Reason::QuotaIp | Reason::QuotaTenant | Reason::Busy);
             assert_eq!(reason.status() == 429, share, "{}", reason.code());
             assert_eq!(reason.status_code().as_u16(), reason.status());
         }

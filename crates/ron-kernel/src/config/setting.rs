@@ -277,6 +277,10 @@ impl Setting for f64 {
             Value::Float(value) if value.is_finite() => Some(value),
             #[expect(clippy::cast_precision_loss, reason = "ratios and factors are small")]
             Value::Integer(value) => Some(value as f64),
+            Value::Float(value) => {
+                problems.add(path, format!("{value} is no number that can be used here"));
+                None
+            }
             ref other => {
                 problems.add(path, format!("expected a number, found {}", other.kind()));
                 None

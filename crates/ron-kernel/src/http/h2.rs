@@ -1,14 +1,16 @@
 //! HTTP/2, spoken by hyper; limits, phases and orders are ours.
 
 use super::body::{Body, BodyError};
+use super::h1::head::{check_target, is_host};
 use super::io::Io;
-use super::serve::{ConnInfo, Handler, Server};
+use super::serve::{ConnInfo, Handler, Server, ServerLimits};
 use super::table::{ConnState, Entry, Order, Phase};
 use crate::metrics::Counter;
 use crate::problem::{CorrId, Rejection};
 use crate::reason::Reason;
 use crate::task::panic_text;
 use bytes::Bytes;
+use http::header::{EXPECT, HOST, HeaderValue};
 use http::{Request, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::service::service_fn;
@@ -93,7 +95,8 @@ pub(super) async fn serve<H: Handler>(
         .max_concurrent_streams(STREAMS_MAX)
         .max_pending_accept_reset_streams(RESETS_MAX)
         .max_local_error_reset_streams(RESETS_MAX)
-        .max_header_list_size(u32::try_from(limits.header_bytes_max).unwrap_or(u32::MAX))
+        // Past this hyper refuses by itself; up to it the refusal is ours, with its reason.
+        .max_header_list_size(u32::try_from(limits.header_bytes_max.saturating_mul(4)).unwrap_or(u32::MAX))
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW * 4)
         .max_send_buf_size(SEND_BUFFER)
@@ -146,8 +149,8 @@ async fn answer<H: Handler>(
     state.set_request(request.method(), request.uri());
     let corr = CorrId::from_headers(request.headers());
     let limits = server.limits();
-    let response = if request.headers().len() > limits.headers_max {
-        server.refused(Rejection::new(Reason::Headers, "the header section has too many fields"), &corr)
+    let response = if let Some(rejection) = check(&request, &limits) {
+        server.refused(rejection, &corr)
     } else {
         let (timeout, timeouts) = (limits.read_timeout, server.timeouts.read.clone());
         drop(limits);
@@ -173,6 +176,31 @@ async fn answer<H: Handler>(
     let since = STALL.with_borrow(Option::clone).unwrap_or_default();
     since.wait();
     response.map(|body| Tracked { body, stall: since, _open: open })
+}
+
+/// What HTTP/1.1 is held to while its head is read.
+fn check(request: &Request<hyper::body::Incoming>, limits: &ServerLimits) -> Option<Rejection> {
+    let (headers, uri) = (request.headers(), request.uri());
+    let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    if headers.len() > limits.headers_max || bytes > limits.header_bytes_max {
+        return Some(Rejection::new(Reason::Headers, "the header section has too many fields or bytes"));
+    }
+    if uri.path_and_query().is_some_and(|target| target.as_str().len() > limits.header_bytes_max / 4) {
+        return Some(Rejection::new(Reason::Uri, "the request target is too long"));
+    }
+    if headers.get(EXPECT).is_some_and(|value| !value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+        return Some(Rejection::new(Reason::Expectation, "the expectation is not 100-continue"));
+    }
+    let (authority, host) =
+        (uri.authority().map(|authority| authority.as_str().as_bytes()), headers.get(HOST));
+    let host = host.map(HeaderValue::as_bytes);
+    let one = match (authority, host) {
+        (Some(authority), Some(host)) => authority.eq_ignore_ascii_case(host),
+        (None, None) => false,
+        _ => true,
+    };
+    let sound = host.is_none_or(is_host) && check_target(uri).is_ok();
+    (!one || !sound).then(|| Rejection::new(Reason::Malformed, "the request names no host, or more than one"))
 }
 
 /// The body of a request; each `read_timeout` must bring a piece of it.

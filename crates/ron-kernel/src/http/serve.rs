@@ -182,6 +182,11 @@ impl<H: Handler> Server<H> {
         rejection.into_response(corr)
     }
 
+    /// Counts a request whose client left before it was answered.
+    pub(crate) fn count_left(&self) {
+        self.requests.with([self.service.name(), "none", "none", "499"]).inc();
+    }
+
     fn close_listener(&self) {
         if self.listeners.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.service.kernel().health().listeners_closed(self.service.name());

@@ -17,7 +17,7 @@ use crate::task::panic_text;
 use atomic_waker::AtomicWaker;
 use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE, HeaderName, TRANSFER_ENCODING};
-use http::{Method, Request, Response, Version};
+use http::{Method, Request, Response, StatusCode, Version};
 use http_body::{Body as _, Frame, SizeHint};
 use std::cell::RefCell;
 use std::future::Future;
@@ -38,6 +38,7 @@ const COALESCE: usize = 16 << 10;
 /// What is read and thrown away after a refusal, so that the client can read the answer.
 const LINGER_BYTES: usize = 256 << 10;
 const LINGER_TIME: Duration = Duration::from_secs(1);
+const TURN_AWAY_TIME: Duration = Duration::from_millis(50);
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -201,6 +202,7 @@ pub(crate) struct Conn<'a, H> {
     info: &'a ConnInfo,
     wire: Arc<Wire>,
     out: BytesMut,
+    linger_time: Duration,
 }
 
 impl<'a, H: Handler> Conn<'a, H> {
@@ -216,7 +218,7 @@ impl<'a, H: Handler> Conn<'a, H> {
             continue_wanted: AtomicBool::new(false),
             conn_waker: AtomicWaker::new(),
         };
-        Conn { server, entry, info, wire: Arc::new(wire), out: BytesMut::new() }
+        Conn { server, entry, info, wire: Arc::new(wire), out: BytesMut::new(), linger_time: LINGER_TIME }
     }
 
     /// Serves requests until the connection ends.
@@ -265,6 +267,8 @@ impl<'a, H: Handler> Conn<'a, H> {
 
     /// Tells the client that there is no place for it, without reading its request.
     pub(crate) async fn turn_away(mut self) {
+        // Briefly: the few places for this must be free for the next.
+        self.linger_time = TURN_AWAY_TIME;
         self.refuse(Rejection::new(Reason::Conns, "too many connections are open")).await;
     }
 
@@ -346,7 +350,10 @@ impl<'a, H: Handler> Conn<'a, H> {
                         Rejection::new(Reason::Draining, "the service shut down before the answer was ready");
                     server.refused(late, &corr)
                 }
-                None => return false,
+                None => {
+                    server.count_left();
+                    return false;
+                }
             }
         };
         match self.respond(&asked, response).await {
@@ -600,7 +607,7 @@ impl<'a, H: Handler> Conn<'a, H> {
                 }
             }
         });
-        let _ = tokio::time::timeout(LINGER_TIME, discard).await;
+        let _ = tokio::time::timeout(self.linger_time, discard).await;
     }
 }
 
@@ -676,7 +683,8 @@ fn encode_head(out: &mut BytesMut, asked: &Asked, response: &Response<Body>, pla
     out.extend_from_slice(response.status().canonical_reason().unwrap_or("").as_bytes());
     out.extend_from_slice(b"\r\n");
     for (name, value) in response.headers() {
-        if *name != CONNECTION && *name != TRANSFER_ENCODING && *name != KEEP_ALIVE {
+        let forbidden = *name == CONTENT_LENGTH && response.status() == StatusCode::NO_CONTENT;
+        if !forbidden && *name != CONNECTION && *name != TRANSFER_ENCODING && *name != KEEP_ALIVE {
             push_field(out, name.as_str(), value.as_bytes());
         }
     }

@@ -178,6 +178,7 @@ fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, HeadEr
         .map_err(|_bad| HeadError::Malformed("the request target is no valid URI"))?;
     let headers = header_map(head, parsed.headers)?;
     check_host(&headers, version)?;
+    check_target(&uri)?;
     let framing = request_framing(&headers, version)?;
     let keep_alive = keeps_alive(&headers, version);
     let expect_continue = expects_continue(&headers, version)?;
@@ -225,13 +226,30 @@ fn header_map(head: &Bytes, parsed: &[httparse::Header<'_>]) -> Result<HeaderMap
     Ok(headers)
 }
 
+/// An absolute target names a host of the web and nobody's password.
+pub(crate) fn check_target(uri: &Uri) -> Result<(), HeadError> {
+    let scheme = uri.scheme_str().is_none_or(|scheme| matches!(scheme, "http" | "https"));
+    let authority = uri.authority().is_none_or(|authority| is_host(authority.as_str().as_bytes()));
+    if scheme && authority {
+        Ok(())
+    } else {
+        Err(HeadError::Malformed("the request target is not of the web"))
+    }
+}
+
 fn check_host(headers: &HeaderMap, version: Version) -> Result<(), HeadError> {
     let mut hosts = headers.get_all(HOST).iter();
     match (hosts.next(), hosts.next()) {
         (Some(_), Some(_)) => Err(HeadError::Malformed("there is more than one Host")),
         (None, _) if version == Version::HTTP_11 => Err(HeadError::Malformed("there is no Host")),
+        (Some(host), None) if !is_host(host.as_bytes()) => Err(HeadError::Malformed("Host is no host")),
         _ => Ok(()),
     }
+}
+
+/// Characters of a host and port; no user, no quotes, nothing that could end a field it is copied into.
+pub(crate) fn is_host(text: &[u8]) -> bool {
+    text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:[]%".contains(byte))
 }
 
 /// `Content-Length`, if there is exactly one and it is nothing but digits.

@@ -441,6 +441,17 @@ async fn http2_is_served_in_the_clear_and_drained_with_goaway() {
     let many = (0..150).fold(Request::get("http://x/"), |request, n| request.header(format!("x-{n}"), "y"));
     let refused = client.send_request(many.body(Body::default()).unwrap()).await.unwrap();
     assert_eq!(refused.status(), 431);
+    let refusals = [
+        (Request::get(format!("http://x/{}", "a".repeat(9 << 10))), 414),
+        (Request::get("http://x/").header("expect", "tea"), 417),
+        (Request::get("http://x/").header("host", "y"), 400),
+        (Request::get("http://x/").header("x-long", "y".repeat(40 << 10)), 431),
+    ];
+    for (request, status) in refusals {
+        let refused = client.send_request(request.body(Body::default()).unwrap()).await.unwrap();
+        assert_eq!(refused.status(), status);
+        assert!(refused.headers().contains_key("x-reason"));
+    }
     let (slow, stuck) = (client.send_request(get("/slow")), client.send_request(get("/stuck")));
     let drain = async {
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -83,6 +83,11 @@ fn smuggling_shapes_are_malformed() {
         "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
         "\rGET / HTTP/1.1\r\nHost: x\r\n\r\n",
         "\n",
+        "GET / HTTP/1.1\r\nHost: a b\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: u@a\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\";x=\"\r\n\r\n",
+        "GET ftp://a/ HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET http://u:p@a/ HTTP/1.1\r\nHost: a\r\n\r\n",
     ] {
         assert!(matches!(refused(text), HeadError::Malformed(_)), "{text:?}");
     }
