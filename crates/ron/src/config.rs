@@ -26,6 +26,19 @@ impl Validate for Config {
         self.log.validate(problems);
         self.admin.validate(&self.node, problems);
         self.gateway.validate(problems);
+        if self.admin.listen == self.gateway.listen && self.admin.listen.port() != 0 {
+            problems.add("admin.listen", "is the gateway's address too: each needs its own");
+        }
+        if self.node.key_file == self.admin.token_file {
+            problems.add("admin.token_file", "is the node's key file too: each needs its own");
+        }
+        for (key, value) in
+            [("node.key_file", &self.node.key_file), ("admin.token_file", &self.admin.token_file)]
+        {
+            if value.is_empty() {
+                problems.add(key, "must name a file");
+            }
+        }
     }
 }
 

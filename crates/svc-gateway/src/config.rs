@@ -5,9 +5,10 @@ use crate::upstream::Address;
 use ron_kernel::admission::client_ip::{Cidr, TrustedProxies};
 use ron_kernel::config::Problems;
 use ron_kernel::http::ServerLimits;
-use ron_kernel::settings;
 use ron_kernel::tls::TlsSettings;
 use ron_kernel::units::{Size, Span};
+use ron_kernel::{choice, settings};
+use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 
 settings! {
@@ -41,6 +42,12 @@ settings! {
         proxy_protocol: bool = false => Hot;
         /// Sizes.
         limits: LimitSettings = LimitSettings::default() => Hot;
+        /// Who waits for how long when there is no room.
+        fair_queue: FairQueueSettings = FairQueueSettings::default() => Hot;
+        /// Customers, each with a share of its own.
+        tenants: Vec<TenantSettings> = Vec::new() => Hot;
+        /// How callers say who they are.
+        auth: AuthSettings = AuthSettings::default() => Hot;
         /// Rates.
         quotas: QuotaSettings = QuotaSettings::default() => Hot;
         /// Where requests can go.
@@ -88,6 +95,115 @@ settings! {
     }
 }
 
+choice! {
+    /// What a full dispatch queue does.
+    pub enum SchedFull {
+        /// The newcomer is answered 503.
+        RejectNew = "reject_new",
+        /// The oldest is answered 503.
+        DropOldest = "drop_oldest",
+    }
+}
+
+settings! {
+    /// The fair queue: deficit round robin over classes by weight, and over tenants within a class by quantum.
+    pub struct FairQueueSettings {
+        /// Off: a request that finds no room is refused at once.
+        enabled: bool = true => Hot;
+        /// What a tenant's turn adds, per unit of its quantum.
+        quantum_bytes: Size = Size::kib(64) => Hot;
+        /// The fixed part of a request's cost; its body and its response's come on top.
+        request_cost_bytes: Size = Size::kib(4) => Hot;
+        /// Requests that may wait, over all upstreams.
+        work_capacity: usize = 512 => Restart;
+        /// Requests on their way from the scheduler to a worker.
+        sched_capacity: usize = 512 => Restart;
+        /// What happens when there is no place on that way.
+        sched_full: SchedFull = SchedFull::RejectNew => Restart;
+        /// Tasks that hand out turns. 0: one per core, at most 8.
+        workers: usize = 0 => Restart;
+        /// Weights of the classes.
+        weights: WeightSettings = WeightSettings::default() => Hot;
+    }
+}
+
+settings! {
+    /// Weights of the classes: shares of the work when there is more than can be done.
+    pub struct WeightSettings {
+        /// Callers who did not say who they are.
+        anon: u64 = 1 => Hot;
+        /// Callers who did.
+        authed: u64 = 5 => Hot;
+        /// Callers from this machine, over the Unix socket, and tenants of that class.
+        internal: u64 = 10 => Hot;
+    }
+}
+
+choice! {
+    /// A class of callers.
+    pub enum ClassName {
+        Anon = "anon",
+        Authed = "authed",
+        Internal = "internal",
+    }
+}
+
+settings! {
+    /// A tenant.
+    pub struct TenantSettings {
+        /// Its name, in metrics and logs.
+        id: String = String::new() => Required;
+        /// Its class.
+        class: ClassName = ClassName::Authed => Hot;
+        /// Its share within the class, relative to the others'.
+        quantum: u64 = 1 => Hot;
+        /// Requests per second. 0: off.
+        rps: u64 = 0 => Hot;
+        /// API keys, as `sha256:` and the hash in hexadecimal (`printf KEY | sha256sum`).
+        keys: Vec<String> = Vec::new() => Hot;
+        /// Other ways to know the tenant.
+        r#match: MatchSettings = MatchSettings::default() => Hot;
+    }
+}
+
+settings! {
+    /// Ways to know a tenant without a key.
+    pub struct MatchSettings {
+        /// A header as `name=value`; believed of trusted proxies only.
+        header: String = String::new() => Hot;
+    }
+}
+
+choice! {
+    /// How callers say who they are.
+    pub enum AuthMode {
+        /// They do not.
+        None = "none",
+        /// `X-Api-Key` or `Authorization: Bearer`, matched by hash against the tenants' keys.
+        ApiKey = "api_key",
+    }
+}
+
+settings! {
+    /// Identity.
+    pub struct AuthSettings {
+        /// How callers say who they are.
+        mode: AuthMode = AuthMode::None => Hot;
+    }
+}
+
+choice! {
+    /// Whether a route wants to know who is calling.
+    pub enum RouteAuth {
+        /// Nobody gets in without credentials.
+        Required = "required",
+        /// Credentials are checked if they are sent.
+        Optional = "optional",
+        /// Credentials are not looked at.
+        None = "none",
+    }
+}
+
 settings! {
     /// An upstream.
     pub struct UpstreamSettings {
@@ -95,6 +211,8 @@ settings! {
         name: String = String::new() => Required;
         /// Its servers, as `http://host:port` or `unix:path`; requests go round.
         servers: Vec<String> = Vec::new() => Required;
+        /// Requests it may be working on at one time, over all its servers; more wait in the fair queue.
+        max_inflight: usize = 256 => Hot;
         /// For opening a connection to one server.
         connect_timeout: Span = Span::secs(1) => Hot;
     }
@@ -117,6 +235,12 @@ settings! {
         strip_prefix: String = String::new() => Hot;
         /// Largest request body. Left out: `limits.max_body_bytes`.
         max_body_bytes: Option<Size> = None => Hot;
+        /// Whether callers must say who they are.
+        auth: RouteAuth = RouteAuth::Optional => Hot;
+        /// Factor for what its requests cost in the fair queue.
+        cost: u64 = 1 => Hot;
+        /// Class of all its requests, over what the caller's would be. Empty: the caller's.
+        class: String = String::new() => Hot;
         /// Decode compressed request bodies, under the limits, before they are passed on.
         decode: bool = false => Hot;
     }
@@ -147,6 +271,11 @@ impl GatewaySettings {
         if self.limits.decode_ratio_max == 0 {
             problems.add("gateway.limits.decode_ratio_max", "must be at least 1");
         }
+        if let Some(uds) = &self.uds
+            && !(1..=100).contains(&uds.path.len())
+        {
+            problems.add("gateway.uds.path", "must have 1 to 100 characters");
+        }
         if self.proxy_protocol && self.trusted_proxies.is_empty() {
             problems.add(
                 "gateway.proxy_protocol",
@@ -162,8 +291,64 @@ impl GatewaySettings {
         for (key, _) in timeouts.into_iter().filter(|(_, value)| value.0.is_zero()) {
             problems.add(format!("gateway.{key}"), "must be more than 0");
         }
+        self.validate_fairness(problems);
         self.validate_upstreams(problems);
         Routes::check(&self.routes, &self.upstreams, problems);
+    }
+
+    fn validate_fairness(&self, problems: &mut Problems) {
+        let fair = &self.fair_queue;
+        let positive = [
+            ("fair_queue.quantum_bytes", fair.quantum_bytes.0),
+            ("fair_queue.work_capacity", fair.work_capacity as u64),
+            ("fair_queue.sched_capacity", fair.sched_capacity as u64),
+            ("fair_queue.weights.anon", fair.weights.anon),
+            ("fair_queue.weights.authed", fair.weights.authed),
+            ("fair_queue.weights.internal", fair.weights.internal),
+        ];
+        for (key, _) in positive.into_iter().filter(|(_, value)| *value == 0) {
+            problems.add(format!("gateway.{key}"), "must be more than 0");
+        }
+        let mut keys = HashMap::new();
+        for (index, tenant) in self.tenants.iter().enumerate() {
+            let at = format!("gateway.tenants[{index}]");
+            if self.tenants[..index].iter().any(|other| other.id == tenant.id) || tenant.id == "other" {
+                problems.add(format!("{at}.id"), format!("{:?} is taken", tenant.id));
+            }
+            if tenant.quantum == 0 {
+                problems.add(format!("{at}.quantum"), "must be at least 1");
+            }
+            let header = &tenant.r#match.header;
+            if !header.is_empty() && crate::tenants::parse_header(header).is_none() {
+                problems.add(format!("{at}.match.header"), format!("{header:?} is not name=value"));
+            }
+            for (number, text) in tenant.keys.iter().enumerate() {
+                let at = format!("{at}.keys[{number}]");
+                match crate::tenants::parse_key(text) {
+                    None => problems.add(at, "expected sha256: and 64 hexadecimal digits"),
+                    Some(hash) => {
+                        if let Some(other) = keys.insert(hash, &tenant.id) {
+                            problems.add(at, format!("is a key of tenant {other:?} too"));
+                        }
+                    }
+                }
+            }
+        }
+        for (index, route) in self.routes.iter().enumerate() {
+            let at = format!("gateway.routes[{index}]");
+            if crate::tenants::class_of(&route.class).is_none() && !route.class.is_empty() {
+                problems.add(format!("{at}.class"), "is not one of anon, authed, internal");
+            }
+            if route.cost == 0 {
+                problems.add(format!("{at}.cost"), "must be at least 1");
+            }
+            if route.auth == RouteAuth::Required && self.auth.mode == AuthMode::None {
+                problems.add(
+                    format!("{at}.auth"),
+                    "is required, but gateway.auth.mode is \"none\": nobody could get in",
+                );
+            }
+        }
     }
 
     fn validate_upstreams(&self, problems: &mut Problems) {
@@ -172,6 +357,9 @@ impl GatewaySettings {
             if self.upstreams[..index].iter().any(|other| other.name == upstream.name) {
                 problems
                     .add(format!("{at}.name"), format!("{:?} is the name of two upstreams", upstream.name));
+            }
+            if upstream.max_inflight == 0 {
+                problems.add(format!("{at}.max_inflight"), "must be at least 1");
             }
             if upstream.servers.is_empty() {
                 problems.add(format!("{at}.servers"), "needs at least one server");

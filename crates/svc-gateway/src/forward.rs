@@ -52,6 +52,31 @@ pub(crate) fn clean_response(headers: &mut HeaderMap) {
     }
 }
 
+/// Whether a field may come behind a body: not what frames, routes or vouches for the message (RFC 9110, 6.5.1).
+pub(crate) fn may_trail(name: &HeaderName) -> bool {
+    let text = name.as_str();
+    let kept_out = [
+        "authorization",
+        "cache-control",
+        "content-encoding",
+        "content-length",
+        "content-range",
+        "content-type",
+        "cookie",
+        "expect",
+        "forwarded",
+        "host",
+        "if-match",
+        "if-none-match",
+        "max-forwards",
+        "range",
+        "set-cookie",
+        "via",
+        "x-corr-id",
+    ];
+    !is_hop_by_hop(name) && !kept_out.contains(&text) && !text.starts_with("x-forwarded-")
+}
+
 /// The host a request is for, in lower case and without its port.
 pub(crate) fn host_of(request: &Request<Body>) -> String {
     let authority = request.uri().authority().map(|authority| authority.as_str());

@@ -1,15 +1,17 @@
 //! Building and running the gateway.
 
-use crate::config::GatewaySettings;
+use crate::config::{GatewaySettings, SchedFull};
+use crate::gate::{self, Gate, LANES_LOCK, WORK_LOCK};
 use crate::proxy::{COUNTERS, Proxy};
 use crate::upstream::IDLE;
 use ron_kernel::bus::{KernelEvent, Next};
 use ron_kernel::channel;
 use ron_kernel::config::Prepared;
 use ron_kernel::http::{BindError, Server, bind_tcp, bind_unix, server_tasks};
-use ron_kernel::inventory::{ChannelSpec, LockSpec, TaskSort, TaskSpec};
+use ron_kernel::inventory::{ChannelKind, ChannelSpec, LockSpec, Policy, TaskSort, TaskSpec};
 use ron_kernel::kernel::{Service, config_spec, events_spec, shutdown_spec};
 use ron_kernel::node::DataDir;
+use ron_kernel::sync::Limits;
 use ron_kernel::task::TaskResult;
 use ron_kernel::tls::{TlsError, TlsServer};
 use std::sync::Arc;
@@ -18,20 +20,54 @@ use tokio::sync::watch;
 
 const NAME: &str = "gateway";
 
+/// Admission goes straight into it: a plain queue in front would let one tenant fill it.
+pub(crate) static WORK: ChannelSpec = ChannelSpec {
+    service: NAME,
+    name: "work",
+    kind: ChannelKind::Fair,
+    capacity: 512,
+    policy: Policy::RejectNew,
+    producers: &["listener"],
+    consumers: &["scheduler"],
+};
+
+/// What it holds has its permits already, so it stays short.
+static SCHED: ChannelSpec = ChannelSpec {
+    service: NAME,
+    name: "sched",
+    kind: ChannelKind::Mpsc,
+    capacity: 512,
+    policy: Policy::RejectNew,
+    producers: &["scheduler"],
+    consumers: &["worker"],
+};
+
 static SHUTDOWN: ChannelSpec = shutdown_spec(NAME, &["listener", "sweeper", "housekeeping"]);
 static EVENTS: ChannelSpec = events_spec(NAME, &["housekeeping"]);
 static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping"]);
 
 /// The gateway's declarations, for the inventory and the document.
-pub static CHANNELS: [&ChannelSpec; 3] = [&EVENTS, &SHUTDOWN, &CONFIG];
-pub static LOCKS: [&LockSpec; 2] = [&COUNTERS, &IDLE];
-pub const TASKS: [TaskSpec; 4] = {
+pub static CHANNELS: [&ChannelSpec; 5] = [&WORK, &SCHED, &EVENTS, &SHUTDOWN, &CONFIG];
+pub static LOCKS: [&LockSpec; 4] = [&WORK_LOCK, &LANES_LOCK, &COUNTERS, &IDLE];
+pub const TASKS: [TaskSpec; 6] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     let does = "applies a new configuration, forgets addresses whose buckets are full again";
     [
         listener,
         sweeper,
         conn,
+        TaskSpec {
+            service: NAME,
+            kind: "scheduler",
+            sort: TaskSort::Permanent,
+            does: "takes jobs out of the fair queue when there are permits for them",
+        },
+        TaskSpec {
+            service: NAME,
+            kind: "worker",
+            sort: TaskSort::Permanent,
+            does: "hands permits to the requests whose turn it is",
+        },
         TaskSpec { service: NAME, kind: "housekeeping", sort: TaskSort::Permanent, does },
     ]
 };
@@ -42,9 +78,21 @@ const TRIM: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     #[error("gateway: {0}")]
-    Bind(#[from] BindError),
+    Bind(String),
     #[error("gateway.tls: {0}")]
-    Tls(#[from] TlsError),
+    Tls(String),
+}
+
+impl From<BindError> for BuildError {
+    fn from(error: BindError) -> BuildError {
+        BuildError::Bind(error.to_string())
+    }
+}
+
+impl From<TlsError> for BuildError {
+    fn from(error: TlsError) -> BuildError {
+        BuildError::Tls(error.to_string())
+    }
 }
 
 /// The gateway, bound and ready to serve.
@@ -84,6 +132,7 @@ impl Gateway {
             listeners.push((bound, None));
         }
         let proxy = Arc::new(Proxy::new(service, settings, data.path().to_owned()));
+        start_scheduling(service, settings, proxy.gate());
         let server = Server::new(service, proxy, settings.server_limits());
         for (bound, tls) in listeners {
             server.listen(bound, tls);
@@ -126,6 +175,27 @@ impl Gateway {
             gateway.server.set_limits(settings.server_limits());
             gateway.config.send_replace(Arc::new(settings));
         }))
+    }
+}
+
+fn start_scheduling(service: &Service, settings: &GatewaySettings, gate: &Arc<Gate>) {
+    let fair = &settings.fair_queue;
+    let policy = match fair.sched_full {
+        SchedFull::RejectNew => Policy::RejectNew,
+        SchedFull::DropOldest => Policy::DropOldest,
+    };
+    let (sender, receiver) =
+        channel::queue(service.inventory(), &SCHED, Limits::items(fair.sched_capacity), policy);
+    let receiver = Arc::new(receiver);
+    let (own, gate_of) = (service.clone(), gate.clone());
+    service.permanent("scheduler", 0, move || {
+        gate::schedule(gate_of.clone(), sender.clone(), own.shutdown().clone())
+    });
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let workers = if fair.workers == 0 { cores.min(8) } else { fair.workers };
+    for index in 0..workers {
+        let (gate_of, receiver) = (gate.clone(), receiver.clone());
+        service.permanent("worker", index, move || gate::work(gate_of.clone(), receiver.clone()));
     }
 }
 

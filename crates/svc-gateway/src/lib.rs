@@ -6,10 +6,13 @@
 
 pub mod config;
 mod decode;
+pub mod fair_queue;
 mod forward;
+mod gate;
 mod gateway;
 mod proxy;
 pub mod routes;
+mod tenants;
 mod upstream;
 
 pub use gateway::{CHANNELS, Gateway, LOCKS, TASKS};

@@ -2,23 +2,27 @@
 
 use crate::config::{GatewaySettings, RouteSettings};
 use crate::decode::Decoded;
+use crate::fair_queue::Shape;
 use crate::forward::{Forward, clean_response, host_of, request_head};
+use crate::gate::{Gate, Pass, Refused, Ticket};
+use crate::gateway::WORK;
 use crate::routes::{Found, Routes, has_dot_segment};
+use crate::tenants::{CLASS_NAMES, Caller, Tenants};
 use crate::upstream::{Call, CallError, Shared, Upstream};
 use arc_swap::ArcSwap;
-use http::header::{ALLOW, CONTENT_ENCODING, HeaderValue, VIA};
+use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, VIA};
 use http::{Method, Request, Response};
 use ron_kernel::admission::bucket::{Keyed, Rate, Single, Verdict};
 use ron_kernel::admission::client_ip::{TrustedProxies, network_of};
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::admission::decode::{self, DecodeError, DecodeLimits};
 use ron_kernel::http::{Body, BodyError, Capped, ConnInfo, Handler, Peer, requests_family};
-use ron_kernel::inventory::{Inventory, LockSpec};
+use ron_kernel::inventory::{Inventory, Live, LockSpec, Policy, Probe, Row};
 use ron_kernel::kernel::Service;
 use ron_kernel::metrics::{Counter, Family, Histogram};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID, X_REASON};
 use ron_kernel::reason::{Reason, Rejections};
-use ron_kernel::sync::{Permit, Permits};
+use ron_kernel::sync::Permits;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,6 +30,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Request bodies being decoded at one time.
 const DECODERS_MAX: usize = 32;
+/// Tenants whose rate is remembered.
+const TENANTS_MAX: usize = 16_384;
 /// Client addresses whose rate is remembered.
 const ADDRESSES_MAX: usize = 65_536;
 
@@ -46,6 +52,11 @@ pub(crate) struct Snapshot {
     global: Option<Rate>,
     per_ip: Option<Rate>,
     trusted: TrustedProxies,
+    tenants: Tenants,
+    /// `fq_served_cost_total` of each tenant, and of the others.
+    served: Vec<Counter>,
+    /// Lanes ever given out.
+    lane_count: usize,
 }
 
 /// The handler behind the gateway's listeners.
@@ -53,7 +64,11 @@ pub(crate) struct Proxy {
     inventory: Inventory,
     snapshot: ArcSwap<Snapshot>,
     base: PathBuf,
-    inflight: Arc<Permits>,
+    gate: Arc<Gate>,
+    per_tenant: Keyed<usize>,
+    work: Arc<Row>,
+    busy: Arc<Family<Counter, 3>>,
+    served: Arc<Family<Counter, 1>>,
     global: Single,
     per_ip: Keyed<IpAddr>,
     rejections: Rejections,
@@ -75,24 +90,41 @@ impl std::fmt::Debug for Proxy {
 
 impl Proxy {
     pub(crate) fn new(service: &Service, settings: &GatewaySettings, base: PathBuf) -> Proxy {
-        let inflight = Permits::new(settings.max_inflight);
-        let (seen, name) = (inflight.clone(), service.name());
-        service.metrics().computed("inflight_requests", "Requests being answered.", "gauge", move |rows| {
-            rows.row(&[("service", name)], seen.used());
-        });
+        let gate = Gate::new(service.inventory(), shape_of(settings), settings.max_inflight);
+        expose(service, &gate);
+        let probe: Arc<dyn Probe> = gate.clone();
+        let capacity = settings.fair_queue.work_capacity;
+        let live = Live::WhileUsed(Arc::downgrade(&probe));
+        let work = service.inventory().register(&WORK, capacity, Policy::RejectNew, live);
         let connect_timeouts = service.io_timeout("connect");
         let inventory = service.inventory().clone();
-        let snapshot = Snapshot::new(
-            settings,
-            &base,
-            None,
-            &Shared { inventory: &inventory, connect_timeouts: &connect_timeouts },
+        let served = service.metrics().family(
+            "fq_served_cost_total",
+            "Cost of what was served, by tenant.",
+            ["tenant"],
+        );
+        let shared = Shared { inventory: &inventory, connect_timeouts: &connect_timeouts, served: &served };
+        let snapshot = Snapshot::new(settings, &base, None, &shared);
+        gate.reshape(shape_of(settings), settings.max_inflight, snapshot.lanes(), tenant_names(settings));
+        let busy = service.metrics().family(
+            "busy_rejections_total",
+            "Requests refused or displaced by a full queue.",
+            ["service", "endpoint", "queue"],
+        );
+        let served = service.metrics().family(
+            "fq_served_cost_total",
+            "Cost of what was let in, by tenant.",
+            ["tenant"],
         );
         Proxy {
             inventory,
             snapshot: ArcSwap::from_pointee(snapshot),
             base,
-            inflight,
+            gate,
+            per_tenant: Keyed::new(service.inventory(), &COUNTERS, TENANTS_MAX),
+            work,
+            busy,
+            served,
             global: Single::new(service.inventory(), &COUNTERS),
             per_ip: Keyed::new(service.inventory(), &COUNTERS, ADDRESSES_MAX),
             rejections: Rejections::new(service),
@@ -110,6 +142,10 @@ impl Proxy {
         }
     }
 
+    pub(crate) fn gate(&self) -> &Arc<Gate> {
+        &self.gate
+    }
+
     #[cfg(feature = "otlp")]
     pub(crate) fn trace(&self, tracer: ron_kernel::trace::Tracer) {
         let _ = self.tracer.set(tracer);
@@ -122,9 +158,18 @@ impl Proxy {
             settings,
             &self.base,
             Some(&former),
-            &Shared { inventory: &self.inventory, connect_timeouts: &self.connect_timeouts },
+            &Shared {
+                inventory: &self.inventory,
+                connect_timeouts: &self.connect_timeouts,
+                served: &self.served,
+            },
         );
-        self.inflight.set_limit(settings.max_inflight);
+        self.gate.reshape(
+            shape_of(settings),
+            settings.max_inflight,
+            snapshot.lanes(),
+            tenant_names(settings),
+        );
         self.snapshot.store(Arc::new(snapshot));
     }
 
@@ -159,13 +204,35 @@ impl Proxy {
         if budget.is_over(Instant::now()) {
             return Err(Rejection::new(Reason::Deadline, "the deadline had passed when the request came"));
         }
-        let Some(permit) = self.inflight.try_take() else {
-            return Err(Rejection::new(Reason::Shed, "too many requests are being answered").retry_after(1));
+        let caller = snapshot.tenants.caller(request.headers(), route, client, trusted)?;
+        self.check_tenant_quota(&snapshot, caller, begun)?;
+        let body_len = request.body().exact_len().unwrap_or(cap / 4);
+        let request_cost = snapshot.settings.fair_queue.request_cost_bytes.0 + body_len;
+        let upstream = &snapshot.upstreams[index];
+        let ticket = Ticket {
+            lane: upstream.lane,
+            tenant: caller.tenant,
+            quantum: caller.quantum,
+            cost: route.cost.saturating_mul(request_cost),
+            deadline: budget.until,
         };
+        let served = snapshot.served[caller.configured.unwrap_or(snapshot.settings.tenants.len())].clone();
+        let entered = if snapshot.settings.fair_queue.enabled {
+            self.gate.enter(ticket, &upstream.permits, served).await
+        } else {
+            self.gate.try_enter(ticket, &upstream.permits, served).ok_or(Refused::Lost)
+        };
+        let pass = entered.map_err(|refused| self.not_admitted(refused, ticket, caller, route))?;
         let request = prepare_body(request, route, &snapshot.settings, cap, &self.decoders)?;
         let deadline = tokio::time::Instant::from_std(budget.until);
-        let forwarded =
-            self.forward(request, conn, corr, &snapshot, index, Passing { client, trusted, budget, permit });
+        let forwarded = self.forward(
+            request,
+            conn,
+            corr,
+            &snapshot,
+            index,
+            Passing { client, trusted, budget, pass, request_cost },
+        );
         match tokio::time::timeout_at(deadline, forwarded).await {
             Ok(outcome) => outcome,
             Err(_elapsed) => {
@@ -181,22 +248,67 @@ impl Proxy {
         client: Option<IpAddr>,
         now: Instant,
     ) -> Result<(), Rejection> {
-        let refused = |reason, wait: Duration| {
-            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
-            Rejection::new(reason, "too many requests; slow down").retry_after(seconds.max(1))
-        };
         // The client's own share first: what it is refused must not be taken from everybody's.
         if let (Some(rate), Some(ip)) = (snapshot.per_ip, client)
             && let Verdict::Empty { wait } = self.per_ip.take(&network_of(ip), 1.0, rate, now)
         {
-            return Err(refused(Reason::QuotaIp, wait));
+            return Err(over_quota(Reason::QuotaIp, "ip", rate, wait));
         }
         if let Some(rate) = snapshot.global
             && let Verdict::Empty { wait } = self.global.take(1.0, rate, now)
         {
-            return Err(refused(Reason::QuotaGlobal, wait));
+            return Err(over_quota(Reason::QuotaGlobal, "global", rate, wait));
         }
         Ok(())
+    }
+
+    fn check_tenant_quota(&self, snapshot: &Snapshot, caller: Caller, now: Instant) -> Result<(), Rejection> {
+        let Some(index) = caller.configured else { return Ok(()) };
+        let settings = &snapshot.settings;
+        let tenant = &settings.tenants[index];
+        match Rate::new(tenant.rps, settings.quotas.burst_factor) {
+            Some(rate) => match self.per_tenant.take(&index, 1.0, rate, now) {
+                Verdict::Empty { wait } => Err(over_quota(Reason::QuotaTenant, "tenant", rate, wait)),
+                Verdict::Taken { .. } => Ok(()),
+            },
+            None => Ok(()),
+        }
+    }
+
+    /// What a caller is told that the gate did not let in, counted where the contract wants it counted.
+    fn not_admitted(
+        &self,
+        refused: Refused,
+        ticket: Ticket,
+        caller: Caller,
+        route: &RouteSettings,
+    ) -> Rejection {
+        let wait = self
+            .gate
+            .look(|queue| queue.wait(ticket.lane, ticket.tenant, ticket.quantum))
+            .unwrap_or_default();
+        match refused {
+            Refused::Busy => {
+                self.work.dropped.inc();
+                self.busy.with(["gateway", &route.path, ""]).inc();
+                let (_, share) = self.gate.look(|queue| queue.held_and_share(caller.tenant, caller.quantum));
+                let policy = format!("\"queue\";q={share}");
+                let state = format!("\"queue\";r=0;t={}", seconds(wait));
+                let rejection = Rejection::new(Reason::Busy, "your share of the queue is full")
+                    .retry_after(seconds(wait));
+                with_rate_limit(rejection, policy, state)
+            }
+            Refused::Hopeless(wait) => {
+                let detail = "the answer could not be ready before its deadline";
+                Rejection::new(Reason::Shed, detail).retry_after(seconds(wait))
+            }
+            Refused::Expired => {
+                Rejection::new(Reason::Deadline, "the deadline passed while the request waited its turn")
+            }
+            Refused::Lost => {
+                Rejection::new(Reason::Shed, "there is no room for this request").retry_after(seconds(wait))
+            }
+        }
     }
 
     async fn forward(
@@ -223,7 +335,9 @@ impl Proxy {
         let head = request_head(&request, &forward);
         let body = std::mem::take(request.body_mut());
         let call = Call {
-            permit: Some(passing.permit),
+            pass: Some(passing.pass),
+            request_cost: passing.request_cost,
+            cost_factor: route.cost,
             silence: snapshot.settings.idle_timeout.0,
             budget: passing.budget,
             chunked: body_len.is_none(),
@@ -232,8 +346,12 @@ impl Proxy {
             .call(head, request.method(), body, call)
             .await
             .map_err(|error| refusal(error, &route.upstream))?;
+        let no_content = response.status() == http::StatusCode::NO_CONTENT;
         let headers = response.headers_mut();
         clean_response(headers);
+        if no_content {
+            headers.remove(CONTENT_LENGTH);
+        }
         headers.remove(X_REASON);
         headers.append(VIA, HeaderValue::from_static("1.1 ron"));
         headers.insert(X_CORR_ID, corr.value().clone());
@@ -246,7 +364,8 @@ struct Passing {
     client: Option<IpAddr>,
     trusted: bool,
     budget: Budget,
-    permit: Permit,
+    pass: Pass,
+    request_cost: u64,
 }
 
 impl Snapshot {
@@ -261,14 +380,16 @@ impl Snapshot {
                 .and_then(|former| former.named.iter().find(|(known, _)| known == name))
                 .map(|(_, upstream)| &**upstream)
         };
-        let named: Vec<(String, Arc<Upstream>)> = settings
-            .upstreams
-            .iter()
-            .map(|upstream| {
-                let made = Upstream::new(upstream, base, former_of(&upstream.name), shared);
-                (upstream.name.clone(), Arc::new(made))
-            })
-            .collect();
+        // An upstream keeps its lane over reloads; a new one gets one that no upstream of before had.
+        let mut next_lane = former.map_or(0, |former| former.lane_count);
+        let mut named: Vec<(String, Arc<Upstream>)> = Vec::new();
+        for upstream in &settings.upstreams {
+            let known = former_of(&upstream.name);
+            let lane = known.map_or(next_lane, |known| known.lane);
+            next_lane = next_lane.max(lane + 1);
+            let made = Upstream::new(upstream, base, known, lane, shared);
+            named.push((upstream.name.clone(), Arc::new(made)));
+        }
         let of_route = |route: &RouteSettings| {
             let found = named.iter().find(|(name, _)| *name == route.upstream);
             found.expect("validation refused routes without an upstream").1.clone()
@@ -280,9 +401,27 @@ impl Snapshot {
             global: Rate::new(quotas.global_rps, quotas.burst_factor),
             per_ip: Rate::new(quotas.per_ip_rps, quotas.burst_factor),
             named,
+            tenants: Tenants::new(settings),
+            served: settings
+                .tenants
+                .iter()
+                .map(|tenant| tenant.id.as_str())
+                .chain(["other"])
+                .map(|id| shared.served.with([id]))
+                .collect(),
+            lane_count: next_lane,
             trusted: settings.server_limits().trusted_proxies,
             settings: settings.clone(),
         }
+    }
+
+    /// The upstreams' permits by lane. A lane whose upstream is gone keeps its place, and drains.
+    fn lanes(&self) -> Vec<Arc<Permits>> {
+        let mut lanes = vec![Permits::new(usize::MAX / 2); self.lane_count];
+        for (_, upstream) in &self.named {
+            lanes[upstream.lane] = upstream.permits.clone();
+        }
+        lanes
     }
 
     fn route(&self, request: &Request<Body>) -> Result<usize, Rejection> {
@@ -373,6 +512,78 @@ impl GatewaySettings {
         let allowed = self.uds.as_ref().map_or(&[][..], |uds| &uds.allow_uids[..]);
         allowed.is_empty() || allowed.contains(&u64::from(uid))
     }
+}
+
+/// Whole seconds, at least one.
+fn seconds(wait: Duration) -> u64 {
+    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
+}
+
+fn over_quota(reason: Reason, policy: &str, rate: Rate, wait: Duration) -> Rejection {
+    let seconds = seconds(wait);
+    let stated = format!("\"{policy}\";q={};w=1", rate.per_second);
+    let rejection = Rejection::new(reason, "too many requests; slow down").retry_after(seconds);
+    with_rate_limit(rejection, stated, format!("\"{policy}\";r=0;t={seconds}"))
+}
+
+/// The fields of draft-ietf-httpapi-ratelimit-headers.
+fn with_rate_limit(rejection: Rejection, policy: String, state: String) -> Rejection {
+    let value = |text: String| {
+        HeaderValue::try_from(text).expect("quotes, letters and digits are a valid header value")
+    };
+    rejection
+        .header(HeaderName::from_static("ratelimit-policy"), value(policy))
+        .header(HeaderName::from_static("ratelimit"), value(state))
+}
+
+fn shape_of(settings: &GatewaySettings) -> Shape {
+    let fair = &settings.fair_queue;
+    Shape {
+        capacity: fair.work_capacity,
+        quantum_bytes: fair.quantum_bytes.0,
+        weights: [fair.weights.anon, fair.weights.authed, fair.weights.internal],
+    }
+}
+
+fn tenant_names(settings: &GatewaySettings) -> Vec<String> {
+    settings.tenants.iter().map(|tenant| tenant.id.clone()).collect()
+}
+
+/// Gauges that are read when scraped.
+fn expose(service: &Service, gate: &Arc<Gate>) {
+    let (seen, name) = (gate.clone(), service.name());
+    service.metrics().computed("inflight_requests", "Requests being answered.", "gauge", move |rows| {
+        rows.row(&[("service", name)], seen.inflight().used());
+    });
+    let seen = gate.clone();
+    service.metrics().computed(
+        "fq_tokens",
+        "Bytes a class may still spend in this round.",
+        "gauge",
+        move |rows| {
+            for (class, name) in CLASS_NAMES.iter().enumerate() {
+                let class = u8::try_from(class).unwrap_or(0);
+                rows.row(&[("class", name)], seen.look(|queue| queue.tokens(class)));
+            }
+        },
+    );
+    let seen = gate.clone();
+    service.metrics().computed(
+        "fq_queued",
+        "Requests waiting their turn, by tenant.",
+        "gauge",
+        move |rows| {
+            for (tenant, queued) in seen.queued_by_tenant() {
+                rows.row(&[("tenant", &tenant)], queued);
+            }
+        },
+    );
+    let seen = gate.clone();
+    service.metrics().computed("fq_inflight", "Requests being answered, by class.", "gauge", move |rows| {
+        for (class, name) in CLASS_NAMES.iter().enumerate() {
+            rows.row(&[("class", name)], seen.running(class));
+        }
+    });
 }
 
 /// Caps the body and, where the route says so, decodes it.

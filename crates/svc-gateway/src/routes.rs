@@ -75,6 +75,16 @@ impl Routes {
                     format!("there is no upstream {:?}; known: {}", route.upstream, known.join(", "));
                 problems.add(format!("{at}.upstream"), message);
             }
+            for (number, host) in route.hosts.iter().enumerate() {
+                let name = host.strip_prefix("*.").unwrap_or(host);
+                let plain =
+                    name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_'));
+                if name.is_empty() || !(plain || name.parse::<std::net::Ipv6Addr>().is_ok()) {
+                    let advice =
+                        "write a name without scheme or port, such as \"example.org\" or \"*.example.org\"";
+                    problems.add(format!("{at}.hosts[{number}]"), format!("{host:?} is no host: {advice}"));
+                }
+            }
             for (method, text) in route.methods.iter().enumerate() {
                 if text.to_ascii_uppercase() != *text || Method::from_bytes(text.as_bytes()).is_err() {
                     problems.add(
@@ -162,6 +172,11 @@ fn check_path(path: &str, at: &str, problems: &mut Problems) {
         problems.add(
             format!("{at}.path"),
             format!("{path:?} may hold a * only as its last segment, and no ? or #"),
+        );
+    } else if body.parse::<http::uri::PathAndQuery>().is_err() && !body.is_empty() {
+        problems.add(
+            format!("{at}.path"),
+            format!("{path:?} holds characters that no path has; write them as %XX"),
         );
     } else if has_dot_segment(body) {
         problems.add(format!("{at}.path"), format!("{path:?} holds a dot segment"));

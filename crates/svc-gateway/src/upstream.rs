@@ -11,7 +11,8 @@ use http::{Method, Response};
 use ron_kernel::http::{Body, Io};
 use ron_kernel::inventory::{Inventory, LockSpec};
 use ron_kernel::lock::Lock;
-use ron_kernel::metrics::Counter;
+use ron_kernel::metrics::{Counter, Family};
+use ron_kernel::sync::Permits;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -36,6 +37,7 @@ pub(crate) static IDLE: LockSpec = LockSpec {
 pub(crate) struct Shared<'a> {
     pub(crate) inventory: &'a Inventory,
     pub(crate) connect_timeouts: &'a Counter,
+    pub(crate) served: &'a Family<Counter, 1>,
 }
 
 /// How long a looked-up name is believed.
@@ -64,7 +66,15 @@ impl FromStr for Address {
         let authority = authority.filter(|authority| !authority.as_str().contains('@'));
         let wrong = || format!("{text:?} is no server: write http://host:port or unix:path");
         let authority = authority.ok_or_else(wrong)?;
-        let port = authority.port_u16().unwrap_or(80);
+        // Read from the text: the parsed authority forgets a port that is out of range.
+        let port =
+            match authority.as_str().strip_prefix(authority.host()).and_then(|rest| rest.strip_prefix(':')) {
+                Some(port) => port.parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(wrong)?,
+                None => 80,
+            };
+        if authority.host().is_empty() {
+            return Err(wrong());
+        }
         Ok(Address::Tcp(format!("{}:{port}", authority.host())))
     }
 }
@@ -76,6 +86,10 @@ pub(crate) struct Upstream {
     next: AtomicUsize,
     connect_timeout: Duration,
     connect_timeouts: Counter,
+    /// Requests it may be working on.
+    pub(crate) permits: Arc<Permits>,
+    /// Its scheduler in the fair queue; kept over reloads.
+    pub(crate) lane: usize,
 }
 
 #[derive(Debug)]
@@ -147,8 +161,12 @@ impl Upstream {
         settings: &UpstreamSettings,
         base: &Path,
         former: Option<&Upstream>,
+        lane: usize,
         shared: &Shared<'_>,
     ) -> Upstream {
+        let permits =
+            former.map_or_else(|| Permits::new(settings.max_inflight), |former| former.permits.clone());
+        permits.set_limit(settings.max_inflight);
         let make = |text: &String| {
             let address = match text.parse().ok()? {
                 Address::Unix(path) => Address::Unix(base.join(path)),
@@ -170,6 +188,8 @@ impl Upstream {
             next: AtomicUsize::new(0),
             connect_timeout: settings.connect_timeout.0,
             connect_timeouts: shared.connect_timeouts.clone(),
+            permits,
+            lane,
         }
     }
 
@@ -216,7 +236,17 @@ mod tests {
         assert_eq!("http://a.org".parse(), Ok(Address::Tcp("a.org:80".into())));
         assert_eq!("http://[::1]:90/".parse(), Ok(Address::Tcp("[::1]:90".into())));
         assert_eq!("unix:x.sock".parse(), Ok(Address::Unix("x.sock".into())));
-        for bad in ["", "a.org:80", "https://a.org", "http://a.org/path", "http://u@a.org", "unix:"] {
+        for bad in [
+            "",
+            "a.org:80",
+            "https://a.org",
+            "http://a.org/path",
+            "http://u@a.org",
+            "unix:",
+            "http://a:99999",
+            "http://a:0",
+            "http://:80",
+        ] {
             assert!(bad.parse::<Address>().unwrap_err().contains("http://host:port"), "{bad}");
         }
     }

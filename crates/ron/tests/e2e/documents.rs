@@ -28,7 +28,9 @@ fn the_concurrency_page_is_current() {
 }
 
 /// The design documents' channel tables, as ruled; a service's rows are compared once it exists.
-const CHANNELS: [(&str, &str, &str, usize, &str); 3] = [
+const CHANNELS: [(&str, &str, &str, usize, &str); 5] = [
+    ("gateway", "work", "fair", 512, "reject_new"),
+    ("gateway", "sched", "mpsc", 512, "reject_new"),
     ("gateway", "events", "broadcast", 1024, "lossy_broadcast"),
     ("gateway", "shutdown", "watch", 1, "latest"),
     ("gateway", "config", "watch", 1, "latest"),
@@ -63,7 +65,7 @@ fn the_inventory_of_a_running_node_is_what_the_design_and_the_document_say() {
 
 #[test]
 fn every_documented_key_is_used_by_some_test() {
-    let tests: String = ["admin", "commands", "lifecycle", "limits", "proxy", "reload"]
+    let tests: String = ["admin", "commands", "fairness", "lifecycle", "limits", "proxy", "reload"]
         .iter()
         .map(|name| std::fs::read_to_string(root().join(format!("crates/ron/tests/e2e/{name}.rs"))).unwrap())
         .collect::<String>()

@@ -115,7 +115,10 @@ fn quotas_answer_429_with_an_honest_retry_after() {
 #[test]
 fn the_inflight_cap_sheds_at_once() {
     let origin = Origin::start(|_| Script::After(Duration::from_millis(600)));
-    let node = Node::start(&["gateway"], &config(&origin.url(), "max_inflight = 2", ""));
+    let node = Node::start(
+        &["gateway"],
+        &config(&origin.url(), "max_inflight = 2\nfair_queue = { enabled = false }", ""),
+    );
     let mut held: Vec<Client> = (0..2).map(|_| Client::connect(&node.gateway()).unwrap()).collect();
     for client in &mut held {
         client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();

@@ -4,6 +4,7 @@
 mod admin;
 mod commands;
 mod documents;
+mod fairness;
 mod lifecycle;
 mod limits;
 mod proxy;

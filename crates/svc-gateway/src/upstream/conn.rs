@@ -1,15 +1,17 @@
 //! One HTTP/1.1 connection to a server, on the client side.
 
 use super::Server;
+use crate::forward::may_trail;
+use crate::gate::Pass;
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{Method, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use ron_kernel::admission::deadline::Budget;
+use ron_kernel::http::h1::chunked::BadChunk;
 use ron_kernel::http::h1::decoder::{BodyDecoder, Decoded};
 use ron_kernel::http::h1::head::{Framing, HeadLimits, HeadReader, ResponseHead};
 use ron_kernel::http::{Body, BodyError, Io};
-use ron_kernel::sync::Permit;
 use std::future::Future;
 use std::io::IoSlice;
 use std::pin::Pin;
@@ -44,7 +46,10 @@ pub(crate) enum CallError {
 /// What a call holds on to while its response streams.
 #[derive(Debug)]
 pub(crate) struct Call {
-    pub(crate) permit: Option<Permit>,
+    pub(crate) pass: Option<Pass>,
+    /// What the request costs without its response, and the factor for both.
+    pub(crate) request_cost: u64,
+    pub(crate) cost_factor: u64,
     /// Longest silence of the upstream within a body.
     pub(crate) silence: Duration,
     pub(crate) budget: Budget,
@@ -115,7 +120,11 @@ impl ClientConn {
         })
         .await;
         match received {
-            Ok(head) => Ok(self.response(head, upload, call, server)),
+            Ok(head) => {
+                let mut decoder = BodyDecoder::new(head.framing);
+                let first = self.first_piece(&mut decoder).await?;
+                Ok(self.response(head, decoder, first, upload, call, server))
+            }
             Err(CallError::Broken(_))
                 if self.reused && self.buffer.is_empty() && upload.can_repeat(method) =>
             {
@@ -127,9 +136,36 @@ impl ClientConn {
         }
     }
 
+    /// What has already come of the body, if anything. A body that is broken from the start is a failed call:
+    /// nothing has been sent to the client yet, so it can still be told.
+    async fn first_piece(&mut self, decoder: &mut BodyDecoder) -> Result<Option<Decoded>, CallError> {
+        std::future::poll_fn(|cx| {
+            let malformed = |bad: BadChunk| CallError::Malformed(bad.0.to_owned());
+            match decoder.decode(&mut self.buffer).map_err(malformed)? {
+                Decoded::More => {}
+                decoded => return Poll::Ready(Ok(Some(decoded))),
+            }
+            self.buffer.reserve(READ);
+            match tokio_util::io::poll_read_buf(Pin::new(&mut self.io), cx, &mut self.buffer) {
+                Poll::Pending => Poll::Ready(Ok(None)),
+                Poll::Ready(Ok(read)) if read > 0 => {
+                    match decoder.decode(&mut self.buffer).map_err(malformed)? {
+                        Decoded::More => Poll::Ready(Ok(None)),
+                        decoded => Poll::Ready(Ok(Some(decoded))),
+                    }
+                }
+                Poll::Ready(Ok(_)) if decoder.end_of_input() => Poll::Ready(Ok(None)),
+                Poll::Ready(_) => Poll::Ready(Err(CallError::Broken("it ended after its head".to_owned()))),
+            }
+        })
+        .await
+    }
+
     fn response(
         mut self,
         head: ResponseHead,
+        decoder: BodyDecoder,
+        first: Option<Decoded>,
         upload: Upload,
         call: &mut Call,
         server: &Arc<Server>,
@@ -137,23 +173,31 @@ impl ClientConn {
         let mut response = Response::new(Body::default());
         *response.status_mut() = head.status;
         *response.headers_mut() = head.headers;
-        let decoder = BodyDecoder::new(head.framing);
         let keep = head.keep_alive && upload.done;
         // A short body that came with its head needs no stream, and its connection is free at once.
         if let Framing::Length(length) = head.framing
             && keep
-            && self.buffer.len() as u64 == length
+            && decoder.is_done()
+            && self.buffer.is_empty()
         {
-            let bytes = self.buffer.split().freeze();
+            let bytes = match first {
+                Some(Decoded::Data(bytes)) => bytes,
+                _ => Bytes::new(),
+            };
+            debug_assert_eq!(bytes.len() as u64, length);
+            if let Some(pass) = &call.pass {
+                pass.settle(call.cost_factor * (call.request_cost + bytes.len() as u64));
+            }
             *response.body_mut() = Body::full(bytes);
             self.reused = true;
             server.keep(self);
             return response;
         }
-        let permit = call.permit.take();
+        let pass = call.pass.take();
         *response.body_mut() = Body::stream(UpstreamBody {
             conn: Some(self),
             decoder,
+            first,
             upload,
             keep_alive: head.keep_alive,
             server: server.clone(),
@@ -161,7 +205,9 @@ impl ClientConn {
             silent: None,
             until: until(&response, &call.budget)
                 .map(|until| Box::pin(tokio::time::sleep_until(until.into()))),
-            _permit: permit,
+            pass,
+            cost: call.request_cost,
+            cost_factor: call.cost_factor,
         });
         response
     }
@@ -246,7 +292,7 @@ impl Upload {
                 let Ok(trailers) = frame.into_trailers() else { return };
                 if std::mem::take(&mut self.chunked) {
                     self.out.extend_from_slice(if self.body_begun { b"\r\n0\r\n" } else { b"0\r\n" });
-                    for (name, value) in &trailers {
+                    for (name, value) in trailers.iter().filter(|(name, _)| may_trail(name)) {
                         self.out.extend_from_slice(name.as_str().as_bytes());
                         self.out.extend_from_slice(b": ");
                         self.out.extend_from_slice(value.as_bytes());
@@ -263,13 +309,18 @@ impl Upload {
 struct UpstreamBody {
     conn: Option<ClientConn>,
     decoder: BodyDecoder,
+    /// What came with the head.
+    first: Option<Decoded>,
     upload: Upload,
     keep_alive: bool,
     server: Arc<Server>,
     silence: Duration,
     silent: Option<Pin<Box<Sleep>>>,
     until: Option<Pin<Box<Sleep>>>,
-    _permit: Option<Permit>,
+    pass: Option<Pass>,
+    /// What request and response have cost so far.
+    cost: u64,
+    cost_factor: u64,
 }
 
 impl UpstreamBody {
@@ -308,9 +359,17 @@ impl HttpBody for UpstreamBody {
             (this.upload.done, this.keep_alive) = (true, false);
         }
         loop {
-            match this.decoder.decode(&mut conn.buffer) {
+            let decoded = match this.first.take() {
+                Some(first) => Ok(first),
+                None => this.decoder.decode(&mut conn.buffer),
+            };
+            match decoded {
                 Ok(Decoded::Data(data)) => {
                     this.silent = None;
+                    this.cost += data.len() as u64;
+                    if let Some(pass) = &this.pass {
+                        pass.settle(this.cost_factor.saturating_mul(this.cost));
+                    }
                     return Poll::Ready(Some(Ok(Frame::data(data))));
                 }
                 Ok(Decoded::Trailers(trailers)) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
@@ -341,6 +400,7 @@ impl HttpBody for UpstreamBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.decoder.left().map_or_else(SizeHint::default, SizeHint::with_exact)
+        let ahead = if let Some(Decoded::Data(data)) = &self.first { data.len() as u64 } else { 0 };
+        self.decoder.left().map_or_else(SizeHint::default, |left| SizeHint::with_exact(left + ahead))
     }
 }

@@ -1,0 +1,286 @@
+//! Who gets in when not everyone can.
+
+use crate::config;
+use ron_testkit::{Answer, Client, Node, Origin, Script, get, request};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+fn sha256(text: &str) -> String {
+    let script = format!("printf %s '{text}' | sha256sum | cut -c1-64");
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    format!("sha256:{}", String::from_utf8(output.stdout).unwrap().trim())
+}
+
+/// Tenants `a`, `b`, … whose API keys are their names, with the settings given.
+fn tenants(list: &[(&str, &str)]) -> String {
+    let one = |(id, more): &(&str, &str)| {
+        format!("[[gateway.tenants]]\nid = \"{id}\"\nkeys = [\"{}\"]\n{more}\n", sha256(id))
+    };
+    list.iter().map(one).collect::<String>() + "[gateway.auth]\nmode = \"api_key\"\n"
+}
+
+/// An upstream that can do so many things at a time, each taking this long.
+fn slow(origin: &Origin, gateway: &str, inflight: usize, rest: &str) -> String {
+    let text = config(&origin.url(), gateway, rest);
+    text.replace("name = \"o\"\n", &format!("name = \"o\"\nmax_inflight = {inflight}\n"))
+}
+
+fn ask(node: &Node, key: &str) -> Answer {
+    request(&node.gateway(), "GET", "/", &[("X-Api-Key", key)], b"").unwrap()
+}
+
+/// Keeps `clients` connections busy for one tenant until told to stop; counts answers by status.
+struct Load {
+    stop: Arc<AtomicBool>,
+    good: Arc<AtomicUsize>,
+    refused: Arc<AtomicUsize>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Load {
+    fn start(node: &Node, key: &'static str, clients: usize) -> Load {
+        let mut load =
+            Load { stop: Arc::default(), good: Arc::default(), refused: Arc::default(), threads: Vec::new() };
+        for _ in 0..clients {
+            let (stop, good, refused, gateway) =
+                (load.stop.clone(), load.good.clone(), load.refused.clone(), node.gateway());
+            load.threads.push(std::thread::spawn(move || {
+                let mut client = Client::connect(&gateway).unwrap();
+                while !stop.load(Ordering::SeqCst) {
+                    let answer = client
+                        .request("GET", "/", &[("X-Api-Key", key)], b"")
+                        .expect("every request is answered");
+                    match answer.status {
+                        200 => good.fetch_add(1, Ordering::SeqCst),
+                        429 | 503 => {
+                            assert!(answer.header("retry-after").is_some());
+                            std::thread::sleep(Duration::from_millis(2));
+                            refused.fetch_add(1, Ordering::SeqCst)
+                        }
+                        status => panic!("{status} {}", answer.text()),
+                    };
+                }
+            }));
+        }
+        load
+    }
+
+    fn good(&self) -> f64 {
+        f64::from(u32::try_from(self.good.load(Ordering::SeqCst)).unwrap())
+    }
+
+    fn end(self) {
+        self.stop.store(true, Ordering::SeqCst);
+        for thread in self.threads {
+            thread.join().unwrap();
+        }
+    }
+}
+
+#[test]
+fn keys_are_checked_and_routes_say_whether_they_must_be_there() {
+    let origin = Origin::start(|_| Script::Body(b"hi".to_vec()));
+    let rest = "[[gateway.routes]]\npath = \"/closed/*\"\nupstream = \"o\"\nauth = \"required\"\n".to_owned()
+        + &tenants(&[("a", "")]);
+    let node = Node::start(&["gateway"], &config(&origin.url(), "", &rest));
+    let refused = get(&node.gateway(), "/closed/x");
+    assert_eq!(
+        (refused.status, refused.reason(), refused.header("www-authenticate")),
+        (401, "unauth", Some("Bearer"))
+    );
+    let good = request(&node.gateway(), "GET", "/closed/x", &[("Authorization", "Bearer a")], b"").unwrap();
+    assert_eq!(good.status, 200);
+    assert_eq!(ask(&node, "nobody").reason(), "token_invalid");
+    assert_eq!(get(&node.gateway(), "/open").status, 200);
+    assert!(!node.log().contains("Bearer a"));
+}
+
+#[test]
+fn a_tenant_has_its_own_rate() {
+    let origin = Origin::start(|_| Script::Body(b"hi".to_vec()));
+    let rest = tenants(&[("a", "rps = 2"), ("b", "")]);
+    let node = Node::start(&["gateway"], &config(&origin.url(), "", &rest));
+    let answers: Vec<Answer> = (0..6).map(|_| ask(&node, "a")).collect();
+    assert_eq!(answers.iter().filter(|answer| answer.status == 200).count(), 4);
+    let refused = answers.last().unwrap();
+    assert_eq!((refused.status, refused.reason()), (429, "quota_tenant"));
+    assert_eq!(refused.header("ratelimit-policy"), Some("\"tenant\";q=2;w=1"));
+    assert!(refused.header("ratelimit").unwrap().starts_with("\"tenant\";r=0;t="));
+    assert_eq!(ask(&node, "b").status, 200);
+}
+
+#[test]
+fn one_that_floods_leaves_the_others_their_share() {
+    let origin = Origin::start(|_| Script::After(Duration::from_millis(10)));
+    let rest = tenants(&[("flood", ""), ("b", ""), ("c", "")]);
+    let gateway = "fair_queue = { work_capacity = 24, workers = 2 }";
+    let node = Node::start(&["gateway"], &slow(&origin, gateway, 4, &rest));
+    let loads = [Load::start(&node, "flood", 60), Load::start(&node, "b", 6), Load::start(&node, "c", 6)];
+    std::thread::sleep(Duration::from_secs(1));
+    let before = loads.each_ref().map(Load::good);
+    std::thread::sleep(Duration::from_secs(4));
+    let after = loads.each_ref().map(Load::good);
+    let served: Vec<f64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
+    let jain = served.iter().sum::<f64>().powi(2) / (3.0 * served.iter().map(|n| n * n).sum::<f64>());
+    assert!(jain >= 0.98, "ten times the demand, one share: {served:?}, Jain {jain}");
+    assert!(node.metric("busy_rejections_total{service=\"gateway\",endpoint=\"/*\",queue=\"\"}") > 0.0);
+    let busy = node.metric("rejected_total{service=\"gateway\",reason=\"busy\"}");
+    assert!((node.metric("queue_dropped_total{service=\"gateway\",queue=\"work\"}") - busy).abs() < 60.0);
+    assert!(
+        node.metric("fq_queued{tenant=\"flood\"}") > 0.0
+            && node.metric("fq_inflight{class=\"authed\"}") > 0.0
+    );
+    assert!(node.metric("fq_served_cost_total{tenant=\"b\"}") > 0.0);
+    for load in loads {
+        load.end();
+    }
+}
+
+#[test]
+fn quanta_and_weights_divide_the_work() {
+    let origin = Origin::start(|_| Script::After(Duration::from_millis(10)));
+    let rest = tenants(&[("one", "quantum = 1"), ("three", "quantum = 3"), ("anon", "class = \"anon\"")]);
+    let gateway = "[gateway.fair_queue]\nquantum_bytes = \"4KiB\"\nrequest_cost_bytes = \"4KiB\"\nweights = { anon = 1, authed = 4, internal = 10 }";
+    let node = Node::start(&["gateway"], &slow(&origin, gateway, 4, &rest));
+    let loads =
+        [Load::start(&node, "one", 20), Load::start(&node, "three", 20), Load::start(&node, "anon", 20)];
+    std::thread::sleep(Duration::from_secs(1));
+    let before = loads.each_ref().map(Load::good);
+    std::thread::sleep(Duration::from_secs(5));
+    let after = loads.each_ref().map(Load::good);
+    let served: Vec<f64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
+    let total: f64 = served.iter().sum();
+    let expected = [0.2, 0.6, 0.2];
+    for (served, expected) in served.iter().zip(expected) {
+        assert!((served / total - expected).abs() < 0.05, "{served} of {total}, expected {expected}");
+    }
+    for load in loads {
+        load.end();
+    }
+}
+
+#[test]
+fn a_request_that_waits_is_answered_in_time_or_told_at_once() {
+    let origin = Origin::start(|_| Script::After(Duration::from_millis(300)));
+    let node = Node::start(&["gateway"], &slow(&origin, "", 1, ""));
+    let hold = || {
+        let mut client = Client::connect(&node.gateway()).unwrap();
+        client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+        client
+    };
+    let mut held = [hold(), hold()];
+    node.eventually("one waits", |node| {
+        node.metric("queue_depth{service=\"gateway\",queue=\"work\"}") == 1.0
+    });
+    let begun = Instant::now();
+    let late = request(&node.gateway(), "GET", "/late", &[("Request-Timeout", "100ms")], b"").unwrap();
+    assert_eq!((late.status, late.reason()), (504, "deadline"));
+    assert!(begun.elapsed() < Duration::from_millis(250), "{:?}", begun.elapsed());
+    assert!(
+        !origin.seen.lock().unwrap().iter().any(|head| head.contains("/late")),
+        "what expired did not run"
+    );
+    for client in &mut held {
+        assert_eq!(client.read_answer("GET").unwrap().status, 200);
+    }
+    let mut gone = [hold(), hold(), hold()];
+    node.eventually("two wait", |node| node.metric("queue_depth{service=\"gateway\",queue=\"work\"}") == 2.0);
+    let [first, second, third] = &mut gone;
+    let _ = (first, second);
+    drop(std::mem::replace(third, Client::connect(&node.gateway()).unwrap()));
+    node.eventually("one that left holds no place", |node| {
+        node.metric("queue_depth{service=\"gateway\",queue=\"work\"}") <= 1.0
+    });
+}
+
+#[test]
+fn an_upstream_at_its_cap_does_not_hold_up_another() {
+    let (stuck, quick) =
+        (Origin::start(|_| Script::Silence), Origin::start(|_| Script::Body(b"hi".to_vec())));
+    let other = format!(
+        "[[gateway.upstreams]]\nname = \"q\"\nservers = [\"{}\"]\n[[gateway.routes]]\npath = \"/quick\"\nupstream = \"q\"\ncost = 2\nclass = \"internal\"",
+        quick.url()
+    );
+    let node = Node::start(
+        &["gateway"],
+        &slow(&stuck, "fair_queue = { sched_capacity = 64, sched_full = \"drop_oldest\" }", 1, &other),
+    );
+    let _held: Vec<Client> = (0..20)
+        .map(|_| {
+            let mut client = Client::connect(&node.gateway()).unwrap();
+            client.send(b"GET /stuck HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+            client
+        })
+        .collect();
+    node.eventually("nineteen wait", |node| {
+        node.metric("queue_depth{service=\"gateway\",queue=\"work\"}") == 19.0
+    });
+    let begun = Instant::now();
+    assert_eq!(get(&node.gateway(), "/quick").text(), "hi");
+    assert!(begun.elapsed() < Duration::from_millis(300), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn without_the_queue_there_is_room_or_there_is_none() {
+    let origin = Origin::start(|_| Script::After(Duration::from_millis(400)));
+    let node = Node::start(&["gateway"], &slow(&origin, "fair_queue = { enabled = false }", 1, ""));
+    let mut held = Client::connect(&node.gateway()).unwrap();
+    held.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    node.eventually("it runs", |node| node.metric("inflight_requests{service=\"gateway\"}") == 1.0);
+    assert_eq!(get(&node.gateway(), "/").reason(), "shed");
+    assert_eq!(held.read_answer("GET").unwrap().status, 200);
+}
+
+#[test]
+fn a_trusted_proxy_may_name_the_tenant() {
+    let origin = Origin::start(|_| Script::Body(b"hi".to_vec()));
+    let tenant = "[[gateway.tenants]]\nid = \"x\"\nrps = 1\nmatch = { header = \"x-tenant=x\" }";
+    let gateway = "trusted_proxies = [\"127.0.0.1\"]\nquotas = { burst_factor = 1.0 }";
+    let node = Node::start(&["gateway"], &config(&origin.url(), gateway, tenant));
+    let named = || request(&node.gateway(), "GET", "/", &[("X-Tenant", "x")], b"").unwrap();
+    assert_eq!((named().status, named().reason()), (200, "quota_tenant"));
+    assert_eq!(get(&node.gateway(), "/").status, 200);
+}
+
+#[test]
+fn killed_workers_and_schedulers_come_back_and_every_request_is_answered() {
+    let origin = Origin::start(|_| Script::After(Duration::from_millis(5)));
+    let rest = tenants(&[("a", "")]) + "[node]\ndanger_ok = true\n";
+    let node = Node::start(&["gateway"], &slow(&origin, "fair_queue = { workers = 4 }", 4, &rest));
+    let load = Load::start(&node, "a", 24);
+    std::thread::sleep(Duration::from_millis(500));
+    for kind in ["worker", "scheduler"] {
+        let body = format!("{{\"service\":\"gateway\",\"kind\":\"{kind}\",\"fraction\":0.5}}");
+        assert!(node.admin_post("/debug/tasks/kill", &body).json()["killed"].as_u64().unwrap() > 0);
+        node.eventually("readiness says so", |node| {
+            let missing = get(&node.admin(), "/readyz").json()["missing"].to_string();
+            missing.contains(kind) || node.metric("service_restarts_total{service=\"gateway\"}") > 0.0
+        });
+        node.eventually("and recovers", |node| get(&node.admin(), "/readyz").status == 200);
+    }
+    let before = load.good();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(load.good() > before + 20.0, "work goes on");
+    load.end();
+}
+
+#[test]
+fn what_waits_at_shutdown_is_answered() {
+    let origin = Origin::start(|_| Script::After(Duration::from_millis(200)));
+    let mut node = Node::start(&["gateway"], &slow(&origin, "", 2, ""));
+    let mut waiting: Vec<Client> = (0..8)
+        .map(|_| {
+            let mut client = Client::connect(&node.gateway()).unwrap();
+            client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+            client
+        })
+        .collect();
+    node.eventually("six wait", |node| node.metric("queue_depth{service=\"gateway\",queue=\"work\"}") == 6.0);
+    node.signal("TERM");
+    for client in &mut waiting {
+        assert_eq!(client.read_answer("GET").unwrap().status, 200);
+    }
+    assert_eq!(node.wait(), 0, "{}", node.log());
+}

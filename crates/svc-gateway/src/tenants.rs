@@ -1,0 +1,225 @@
+//! Who is calling: class, tenant and share, decided locally and in constant time.
+
+use crate::config::{AuthMode, ClassName, GatewaySettings, RouteAuth, RouteSettings};
+use crate::fair_queue::Tenant;
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, WWW_AUTHENTICATE};
+use ron_kernel::problem::Rejection;
+use ron_kernel::reason::Reason;
+use sha2::{Digest as _, Sha256};
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::net::IpAddr;
+
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// Callers without a tenant of their own share this many per class, by address, so that one of them floods its own
+/// bucket and not all the others'.
+const BUCKETS: u32 = 64;
+
+pub(crate) const CLASS_NAMES: [&str; 3] = ["anon", "authed", "internal"];
+
+/// A caller as the fair queue and the quotas see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Caller {
+    pub(crate) tenant: Tenant,
+    pub(crate) quantum: u64,
+    /// Index of the configured tenant.
+    pub(crate) configured: Option<usize>,
+}
+
+/// The tenants of one version of the configuration.
+#[derive(Debug)]
+pub(crate) struct Tenants {
+    mode: AuthMode,
+    by_key: HashMap<[u8; 32], usize>,
+    by_header: Vec<(HeaderName, HeaderValue, usize)>,
+    /// Class and quantum of each.
+    shares: Vec<(u8, u64)>,
+    hasher: RandomState,
+}
+
+impl Tenants {
+    pub(crate) fn new(settings: &GatewaySettings) -> Tenants {
+        let keys = |(index, keys): (usize, &Vec<String>)| {
+            keys.iter().filter_map(|key| parse_key(key)).map(move |hash| (hash, index)).collect::<Vec<_>>()
+        };
+        let all = || settings.tenants.iter().enumerate();
+        Tenants {
+            mode: settings.auth.mode,
+            by_key: all().flat_map(|(index, tenant)| keys((index, &tenant.keys))).collect(),
+            by_header: all()
+                .filter_map(|(index, tenant)| {
+                    parse_header(&tenant.r#match.header).map(|(name, value)| (name, value, index))
+                })
+                .collect(),
+            shares: settings
+                .tenants
+                .iter()
+                .map(|tenant| (class_index(tenant.class), tenant.quantum))
+                .collect(),
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// The caller of a request, or why it may not call.
+    pub(crate) fn caller(
+        &self,
+        headers: &HeaderMap,
+        route: &RouteSettings,
+        client: Option<IpAddr>,
+        trusted: bool,
+    ) -> Result<Caller, Rejection> {
+        let configured = match self.credentials(headers, route)? {
+            Some(index) => Some(index),
+            None if trusted => {
+                let named = self.by_header.iter().find(|(name, value, _)| headers.get(name) == Some(value));
+                named.map(|(_, _, index)| *index)
+            }
+            None => None,
+        };
+        let over = class_of(&route.class);
+        Ok(match configured {
+            Some(index) => {
+                let (class, quantum) = self.shares[index];
+                let id = u32::try_from(index).unwrap_or(u32::MAX - BUCKETS);
+                Caller { tenant: Tenant { class: over.unwrap_or(class), id }, quantum, configured }
+            }
+            None => {
+                // Over the Unix socket there is no address: that is this machine.
+                let class = over.unwrap_or(if client.is_none() { 2 } else { 0 });
+                #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
+                let bucket = self.hasher.hash_one(client) as u32 % BUCKETS;
+                Caller { tenant: Tenant { class, id: u32::MAX - bucket }, quantum: 1, configured: None }
+            }
+        })
+    }
+
+    /// The tenant that the credentials belong to; `None` if none were sent and none are needed.
+    fn credentials(&self, headers: &HeaderMap, route: &RouteSettings) -> Result<Option<usize>, Rejection> {
+        if self.mode == AuthMode::None || route.auth == RouteAuth::None {
+            return Ok(None);
+        }
+        let challenge =
+            |rejection: Rejection| rejection.header(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        let bearer = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+        let Some(key) = headers.get(X_API_KEY).map(HeaderValue::as_bytes).or(bearer) else {
+            return if route.auth == RouteAuth::Required {
+                Err(challenge(Rejection::new(
+                    Reason::Unauth,
+                    "send an API key as X-Api-Key or Authorization: Bearer",
+                )))
+            } else {
+                Ok(None)
+            };
+        };
+        // Looked up by hash: nothing about a key can be learned from the time it takes.
+        let hash: [u8; 32] = Sha256::digest(key).into();
+        match self.by_key.get(&hash) {
+            Some(index) => Ok(Some(*index)),
+            None => Err(challenge(Rejection::new(Reason::TokenInvalid, "the API key is not known"))),
+        }
+    }
+}
+
+fn class_index(class: ClassName) -> u8 {
+    match class {
+        ClassName::Anon => 0,
+        ClassName::Authed => 1,
+        ClassName::Internal => 2,
+    }
+}
+
+/// The class of that name.
+pub(crate) fn class_of(name: &str) -> Option<u8> {
+    CLASS_NAMES.iter().position(|known| *known == name).and_then(|index| u8::try_from(index).ok())
+}
+
+/// `sha256:` and 64 hexadecimal digits.
+pub(crate) fn parse_key(text: &str) -> Option<[u8; 32]> {
+    let digits = text.strip_prefix("sha256:").filter(|digits| digits.len() == 64 && digits.is_ascii())?;
+    let mut hash = [0; 32];
+    for (byte, pair) in hash.iter_mut().zip(digits.as_bytes().chunks(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(hash)
+}
+
+/// `name=value` as a header.
+pub(crate) fn parse_header(text: &str) -> Option<(HeaderName, HeaderValue)> {
+    let (name, value) = text.split_once('=')?;
+    Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::from_str(value).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{AuthSettings, MatchSettings, TenantSettings};
+
+    fn key_of(key: &str) -> String {
+        let hash: [u8; 32] = Sha256::digest(key).into();
+        format!("sha256:{}", hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+    }
+
+    fn tenants() -> Tenants {
+        let acme = TenantSettings {
+            id: "acme".into(),
+            quantum: 3,
+            keys: vec![key_of("k1")],
+            ..TenantSettings::default()
+        };
+        let beta = TenantSettings {
+            id: "beta".into(),
+            class: ClassName::Internal,
+            r#match: MatchSettings { header: "x-tenant=beta".into() },
+            ..TenantSettings::default()
+        };
+        let auth = AuthSettings { mode: AuthMode::ApiKey };
+        Tenants::new(&GatewaySettings { tenants: vec![acme, beta], auth, ..GatewaySettings::default() })
+    }
+
+    fn ask(
+        auth: RouteAuth,
+        field: Option<(&'static str, &'static str)>,
+        trusted: bool,
+    ) -> Result<Caller, Reason> {
+        let route = RouteSettings { auth, ..RouteSettings::default() };
+        let mut headers = HeaderMap::new();
+        if let Some((name, value)) = field {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        tenants()
+            .caller(&headers, &route, "192.0.2.1".parse().ok(), trusted)
+            .map_err(|rejection| rejection.reason)
+    }
+
+    #[test]
+    fn keys_lead_to_tenants_and_wrong_ones_nowhere() {
+        let acme = ask(RouteAuth::Required, Some(("x-api-key", "k1")), false).unwrap();
+        assert_eq!((acme.tenant, acme.quantum), (Tenant { class: 1, id: 0 }, 3));
+        assert_eq!(ask(RouteAuth::Optional, Some(("authorization", "Bearer k1")), false), Ok(acme));
+        assert_eq!(ask(RouteAuth::Required, None, false), Err(Reason::Unauth));
+        assert_eq!(ask(RouteAuth::Optional, Some(("x-api-key", "k2")), false), Err(Reason::TokenInvalid));
+        assert_eq!(ask(RouteAuth::None, Some(("x-api-key", "k2")), false).unwrap().tenant.class, 0);
+    }
+
+    #[test]
+    fn a_header_names_a_tenant_only_if_a_trusted_proxy_says_so() {
+        let field = Some(("x-tenant", "beta"));
+        assert_eq!(ask(RouteAuth::Optional, field, true).unwrap().tenant, Tenant { class: 2, id: 1 });
+        assert_eq!(ask(RouteAuth::Optional, field, false).unwrap().configured, None);
+    }
+
+    #[test]
+    fn strangers_share_a_bounded_number_of_buckets() {
+        let tenants = tenants();
+        let route = RouteSettings::default();
+        let ids: std::collections::HashSet<u32> = (0..5000u32)
+            .map(|n| IpAddr::from(n.to_be_bytes()))
+            .map(|ip| tenants.caller(&HeaderMap::new(), &route, Some(ip), false).unwrap().tenant.id)
+            .collect();
+        assert_eq!(ids.len(), BUCKETS as usize);
+        let local = tenants.caller(&HeaderMap::new(), &route, None, false).unwrap();
+        assert_eq!(local.tenant.class, 2, "the Unix socket is this machine");
+    }
+}
