@@ -179,6 +179,8 @@ fn read(text: &str) -> Option<GatewaySettings> {
         }
     }
     impl Validate for File {
+        fn validate_files(&self, _: Option<&std::path::Path>, _: &mut Problems) {}
+
         fn validate(&self, problems: &mut Problems) {
             self.gateway.validate(problems);
         }

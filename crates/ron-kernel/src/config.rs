@@ -19,4 +19,7 @@ pub use tree::{Node, Origin, Problem, Problems, Value};
 /// Checks that need more than one key.
 pub trait Validate {
     fn validate(&self, problems: &mut Problems);
+
+    /// Looks at the files that are named; `file` is the configuration's own.
+    fn validate_files(&self, file: Option<&std::path::Path>, problems: &mut Problems);
 }

@@ -5,8 +5,10 @@
 //! scraped. Every family is bounded: past its cap new label sets share the series `other`.
 
 use arc_swap::ArcSwap;
+use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write as _};
+use std::hash::BuildHasher as _;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -120,12 +122,16 @@ fn line(out: &mut String, name: &str, labels: &str, value: impl fmt::Display) {
     };
 }
 
+/// Series by the hash of their label values, so that a look-up allocates nothing; those of one hash share a list.
+type Known<S, const N: usize> = HashMap<u64, Vec<([Box<str>; N], S)>>;
+
 /// All series of one name. `N` is the number of labels.
 pub struct Family<S, const N: usize> {
     name: &'static str,
     help: &'static str,
     labels: [&'static str; N],
-    series: ArcSwap<HashMap<[Box<str>; N], S>>,
+    series: ArcSwap<Known<S, N>>,
+    hasher: RandomState,
     /// Held while a new label set is added, never by a look-up, an increment or a scrape.
     growing: Mutex<()>,
 }
@@ -133,22 +139,27 @@ pub struct Family<S, const N: usize> {
 impl<S: Series, const N: usize> Family<S, N> {
     /// The series of these label values, made at first sight.
     pub fn with(&self, values: [&str; N]) -> S {
-        let key = values.map(Box::<str>::from);
-        if let Some(series) = self.series.load().get(&key) {
-            return series.clone();
+        if let Some(series) = self.find(values, &self.series.load()) {
+            return series;
         }
         let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         let current = self.series.load_full();
-        let key =
-            if current.len() >= SERIES_MAX { [const { "other" }; N].map(Box::<str>::from) } else { key };
-        if let Some(series) = current.get(&key) {
-            return series.clone();
+        let values = if current.len() >= SERIES_MAX { ["other"; N] } else { values };
+        if let Some(series) = self.find(values, &current) {
+            return series;
         }
         let mut grown = HashMap::clone(&current);
         let series = S::default();
-        grown.insert(key, series.clone());
+        let alike = grown.entry(self.hasher.hash_one(values)).or_default();
+        alike.push((values.map(Box::<str>::from), series.clone()));
         self.series.store(Arc::new(grown));
         series
+    }
+
+    fn find(&self, values: [&str; N], series: &Known<S, N>) -> Option<S> {
+        let alike = series.get(&self.hasher.hash_one(values))?;
+        let same = |known: &[Box<str>; N]| known.iter().zip(values).all(|(known, value)| **known == *value);
+        alike.iter().find(|(known, _)| same(known)).map(|(_, series)| series.clone())
     }
 }
 
@@ -160,8 +171,8 @@ impl<S: Series, const N: usize> Collect for Family<S, N> {
     fn collect(&self, out: &mut String) {
         header(out, self.name, self.help, S::KIND);
         let series = self.series.load();
-        let mut rows: Vec<_> = series.iter().collect();
-        rows.sort_by(|a, b| a.0.cmp(b.0));
+        let mut rows: Vec<_> = series.values().flatten().collect();
+        rows.sort_by(|a, b| a.0.cmp(&b.0));
         for (values, series) in rows {
             let pairs: Vec<_> = self.labels.iter().copied().zip(values.iter().map(|v| &**v)).collect();
             series.write(out, self.name, &render_labels(&pairs));
@@ -242,7 +253,14 @@ impl Metrics {
         let mut families = self.families.lock().unwrap_or_else(PoisonError::into_inner);
         let stored = families.entry(name).or_insert_with(|| {
             let series = ArcSwap::from_pointee(HashMap::new());
-            Arc::new(Family::<S, N> { name, help, labels, series, growing: Mutex::new(()) })
+            Arc::new(Family::<S, N> {
+                name,
+                help,
+                labels,
+                series,
+                hasher: RandomState::new(),
+                growing: Mutex::new(()),
+            })
         });
         stored.clone().as_any().downcast().expect("one metric name has one kind and one set of labels")
     }

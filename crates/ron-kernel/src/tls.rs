@@ -4,6 +4,7 @@ mod dev_ca;
 
 pub use dev_ca::write_dev_ca;
 
+use crate::config::Problems;
 use crate::http::Io;
 use crate::key::{KeyError, check_private};
 use crate::{choice, settings};
@@ -100,18 +101,37 @@ impl TlsSettings {
         named.into_iter().filter(|name| !name.is_empty()).map(|name| base.join(name)).collect()
     }
 
+    /// Every problem with the files, by key; reads them, opens no port.
+    pub fn check(&self, base: &Path, at: &str, problems: &mut Problems) {
+        let before = problems.list.len();
+        for (key, name) in [("cert", &self.cert), ("client_ca", &self.client_ca)] {
+            if !name.is_empty()
+                && let Err(error) = read_certificates(&base.join(name))
+            {
+                problems.add(format!("{at}.{key}"), error.to_string());
+            }
+        }
+        if !self.key.is_empty()
+            && let Err(error) = read_key(&base.join(&self.key))
+        {
+            problems.add(format!("{at}.key"), error.to_string());
+        }
+        // Only what is each right can be wrong together.
+        if problems.list.len() == before
+            && !self.cert.is_empty()
+            && let Err(error) = self.load(base)
+        {
+            problems.add(at, error.to_string());
+        }
+    }
+
     /// Reads the files and builds the configuration. Paths are relative to `base`. Blocks on file I/O.
     pub fn load(&self, base: &Path) -> Result<Arc<ServerConfig>, TlsError> {
         if self.min == MinVersion::Tls12 && self.pq == PostQuantum::Required {
             return Err(TlsError::Versions);
         }
         let certificates = read_certificates(&base.join(&self.cert))?;
-        let key_path = base.join(&self.key);
-        check_private(&key_path)?;
-        let key = PrivateKeyDer::from_pem_file(&key_path).map_err(|error| TlsError::Key {
-            path: key_path.display().to_string(),
-            reason: error.to_string(),
-        })?;
+        let key = read_key(&base.join(&self.key))?;
         let provider = Arc::new(provider(self.pq));
         let versions: &[_] = if self.min == MinVersion::Tls12 {
             &[&version::TLS13, &version::TLS12]
@@ -137,6 +157,12 @@ impl TlsSettings {
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Arc::new(config))
     }
+}
+
+fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    check_private(path)?;
+    PrivateKeyDer::from_pem_file(path)
+        .map_err(|error| TlsError::Key { path: path.display().to_string(), reason: error.to_string() })
 }
 
 fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

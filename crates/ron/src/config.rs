@@ -1,9 +1,10 @@
 //! The whole file: `[node] [log] [admin] [gateway]`.
 
 use ron_kernel::config::{Problems, Sources, Validate};
-use ron_kernel::node::{AdminSettings, NodeSettings};
+use ron_kernel::node::{AdminSettings, DataDir, NodeSettings};
 use ron_kernel::observe::LogSettings;
 use ron_kernel::settings;
+use std::path::Path;
 use svc_gateway::config::GatewaySettings;
 
 settings! {
@@ -21,6 +22,13 @@ settings! {
 }
 
 impl Validate for Config {
+    fn validate_files(&self, file: Option<&Path>, problems: &mut Problems) {
+        let data = DataDir::of(&self.node, file);
+        if let Some(tls) = &self.gateway.tls {
+            tls.check(data.path(), "gateway.tls", problems);
+        }
+    }
+
     fn validate(&self, problems: &mut Problems) {
         self.node.validate(problems);
         self.log.validate(problems);

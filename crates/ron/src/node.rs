@@ -43,7 +43,6 @@ pub enum Which {
 /// Runs a node until it is told to end.
 pub fn run(sources: Sources, which: &Which) -> anyhow::Result<ExitCode> {
     let loaded = load::<Config>(&sources)?;
-    check_files(&loaded)?;
     let logs = Logs::start(&loaded.value.log);
     raise_file_limit();
     let mut builder = tokio::runtime::Builder::new_multi_thread();
@@ -62,18 +61,6 @@ pub fn run(sources: Sources, which: &Which) -> anyhow::Result<ExitCode> {
     // A blocking call that never returns must not hold the exit up.
     runtime.shutdown_background();
     code
-}
-
-/// Looks at the files the configuration names, without binding a port.
-pub fn check_files(loaded: &Loaded<Config>) -> Result<(), Problems> {
-    let data = data_dir(loaded);
-    let mut problems = loaded.problems();
-    if let Some(tls) = &loaded.value.gateway.tls
-        && let Err(error) = tls.load(data.path())
-    {
-        problems.add("gateway.tls", error.to_string());
-    }
-    if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
 fn data_dir(loaded: &Loaded<Config>) -> DataDir {

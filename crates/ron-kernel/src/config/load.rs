@@ -126,6 +126,7 @@ pub fn load<C: Setting + Validate + Default>(sources: &Sources) -> Result<Loaded
     }
     let value = C::read(&root, "", &mut problems).unwrap_or_default();
     value.validate(&mut problems);
+    value.validate_files(sources.file.as_ref().map(|(path, _)| path.as_path()), &mut problems);
     if problems.is_empty() {
         return Ok(Loaded { value, origins: problems.origins, file: problems.file });
     }

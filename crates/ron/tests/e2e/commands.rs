@@ -31,11 +31,15 @@ fn config_check_names_every_mistake_at_once() {
 #[test]
 fn config_check_reads_the_files_that_are_named() {
     let dir = tempfile::tempdir().unwrap();
-    let tls = "[gateway.tls]\ncert = \"no.pem\"\nkey = \"no.key\"\n";
+    let tls = "[gateway.tls]\ncert = \"no.pem\"\nkey = \"no.key\"\nclient_ca = \"no.ca\"\nbogus = 1\n";
     std::fs::write(dir.path().join("c.toml"), tls).unwrap();
     let output = ron(&["config", "check", "c.toml"], dir.path());
     assert_eq!(code(&output), 64);
-    assert!(text(&output).contains("no.pem") && text(&output).contains("ron init"), "{}", text(&output));
+    for word in
+        ["gateway.tls.cert", "no.pem", "ron init", "gateway.tls.key", "gateway.tls.client_ca", "bogus"]
+    {
+        assert!(text(&output).contains(word), "{word} is not in {}", text(&output));
+    }
     let missing = ron(&["config", "check", "nowhere.toml"], dir.path());
     assert_eq!(code(&missing), 64);
     assert!(text(&missing).contains("nowhere.toml: cannot be read"), "{}", text(&missing));

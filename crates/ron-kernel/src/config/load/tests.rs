@@ -54,6 +54,8 @@ settings! {
 }
 
 impl Validate for Root {
+    fn validate_files(&self, _: Option<&Path>, _: &mut Problems) {}
+
     fn validate(&self, problems: &mut Problems) {
         if self.count > 9 {
             problems.add("count", "must be at most 9");
