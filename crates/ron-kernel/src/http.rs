@@ -12,7 +12,7 @@ mod proxy_protocol;
 mod serve;
 mod table;
 
-pub use body::{Body, BodyError, BoxBody, Capped, trailers};
+pub use body::{Body, BodyError, Capped};
 pub use io::Io;
 pub use listener::{BindError, Bound, Peer, bind_tcp, bind_unix};
 pub use proxy_protocol::parse as parse_proxy_header;

@@ -1,4 +1,4 @@
-//! Counters, gauges and histograms in the Prometheus text format.
+//! Counters, histograms and computed gauges in the Prometheus text format.
 //!
 //! A handle is fetched once and then costs one atomic. Looking a series up, or scraping, reads a snapshot and
 //! takes no lock that an increment takes; only the first sight of a label set does. Gauges are computed when
@@ -9,7 +9,7 @@ use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write as _};
 use std::hash::BuildHasher as _;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -33,24 +33,6 @@ impl Counter {
     }
 
     pub fn value(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// A value that goes up and down, kept by whoever changes it.
-#[derive(Clone, Debug, Default)]
-pub struct Gauge(Arc<AtomicI64>);
-
-impl Gauge {
-    pub fn set(&self, value: i64) {
-        self.0.store(value, Ordering::Relaxed);
-    }
-
-    pub fn add(&self, n: i64) {
-        self.0.fetch_add(n, Ordering::Relaxed);
-    }
-
-    pub fn value(&self) -> i64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -86,13 +68,6 @@ pub trait Series: Clone + Default + Send + Sync + 'static {
 
 impl Series for Counter {
     const KIND: &'static str = "counter";
-    fn write(&self, out: &mut String, name: &str, labels: &str) {
-        line(out, name, labels, self.value());
-    }
-}
-
-impl Series for Gauge {
-    const KIND: &'static str = "gauge";
     fn write(&self, out: &mut String, name: &str, labels: &str) {
         line(out, name, labels, self.value());
     }
@@ -351,10 +326,11 @@ mod tests {
     #[test]
     fn computed_rows_are_read_when_scraped() {
         let metrics = Metrics::default();
-        let depth = Gauge::default();
+        let depth = Arc::new(AtomicU64::new(0));
         let seen = depth.clone();
-        metrics.computed("depth", "Depth.", "gauge", move |rows| rows.row(&[("q", "a")], seen.value()));
-        depth.set(7);
+        let read = move |rows: &mut Rows<'_>| rows.row(&[("q", "a")], seen.load(Ordering::Relaxed));
+        metrics.computed("depth", "Depth.", "gauge", read);
+        depth.store(7, Ordering::Relaxed);
         assert!(metrics.scrape().contains("depth{q=\"a\"} 7\n"));
     }
 }

@@ -27,10 +27,6 @@ impl Shutdown {
         *self.receiver.borrow()
     }
 
-    pub fn is_running(&self) -> bool {
-        self.phase() == Phase::Running
-    }
-
     /// Resolves once the phase is reached or passed; never lost, however late it is asked. Cancel-safe.
     pub async fn reached(&self, phase: Phase) {
         let mut receiver = self.receiver.clone();

@@ -2,7 +2,6 @@
 
 use super::h1::conn::Incoming;
 use bytes::Bytes;
-use http::HeaderMap;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -28,7 +27,7 @@ pub enum BodyError {
 }
 
 /// A stream of a body's frames.
-pub type BoxBody = Pin<Box<dyn HttpBody<Data = Bytes, Error = BodyError> + Send>>;
+type BoxBody = Pin<Box<dyn HttpBody<Data = Bytes, Error = BodyError> + Send>>;
 
 /// A message body. Nothing is buffered that has not been asked for.
 #[derive(Default)]
@@ -185,9 +184,4 @@ impl HttpBody for Capped {
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }
-}
-
-/// Trailers of a frame, if it has them.
-pub fn trailers(frame: Frame<Bytes>) -> Option<HeaderMap> {
-    frame.into_trailers().ok()
 }

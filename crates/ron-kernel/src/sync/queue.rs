@@ -46,14 +46,6 @@ pub enum PushError<T> {
     Closed(T),
 }
 
-impl<T> PushError<T> {
-    pub fn into_item(self) -> T {
-        match self {
-            PushError::Busy(Busy(item)) | PushError::Closed(item) => item,
-        }
-    }
-}
-
 /// The queue itself; share it by `Arc`. Any number of producers and consumers.
 #[derive(Debug)]
 pub struct Queue<T> {
@@ -159,10 +151,6 @@ impl<T> Queue<T> {
         for (_, waker) in waiting {
             waker.wake();
         }
-    }
-
-    pub fn is_closed(&self) -> bool {
-        self.lock().closed
     }
 
     pub fn depth(&self) -> usize {
