@@ -12,7 +12,7 @@ use ron_kernel::http::h1::chunked::{ChunkDecoder, Piece};
 use ron_kernel::http::h1::head::{Framing, HeadLimits, HeadReader};
 use std::time::{Duration, Instant};
 use svc_gateway::config::{GatewaySettings, RouteSettings};
-use svc_gateway::routes::{Found, Routes};
+use svc_gateway::routes::{Found, Routes, plain};
 
 pub type Target = fn(&[u8]);
 
@@ -151,6 +151,9 @@ fn routes(data: &[u8]) {
         .map(|line| RouteSettings { path: line.to_owned(), ..RouteSettings::default() })
         .collect();
     settings.push(RouteSettings { path: "/*".to_owned(), ..RouteSettings::default() });
+    let Some(path) = plain(path) else { return };
+    let path = &*path;
+    assert_eq!(plain(path).as_deref(), Some(path), "undone once, undone for good");
     let found = Routes::new(&settings).find(host, path, &Method::GET);
     match found {
         Found::Route(index) => assert!(index < settings.len()),

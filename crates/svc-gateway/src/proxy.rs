@@ -6,7 +6,7 @@ use crate::fair_queue::Shape;
 use crate::forward::{Forward, clean_response, host_of, request_head};
 use crate::gate::{Gate, Pass, Refused, Ticket};
 use crate::gateway::WORK;
-use crate::routes::{Found, Routes, has_dot_segment};
+use crate::routes::{Found, Routes, has_dot_segment, plain};
 use crate::tenants::{CLASS_NAMES, Caller, Tenants};
 use crate::upstream::{Call, CallError, Shared, Upstream};
 use arc_swap::ArcSwap;
@@ -429,10 +429,13 @@ impl Snapshot {
         if request.method() == Method::CONNECT || !path.starts_with('/') {
             return Err(Rejection::new(Reason::MethodUnknown, "this gateway does not tunnel"));
         }
+        let Some(plain) = plain(path) else {
+            return Err(Rejection::new(Reason::Malformed, "the path holds a malformed escape"));
+        };
         if has_dot_segment(path) {
             return Err(Rejection::new(Reason::Malformed, "the path holds a dot segment"));
         }
-        match self.routes.find(&host_of(request), path, request.method()) {
+        match self.routes.find(&host_of(request), &plain, request.method()) {
             Found::Route(index) => Ok(index),
             Found::Method(allowed) => {
                 let list: Vec<&str> = allowed.iter().map(Method::as_str).collect();

@@ -3,6 +3,7 @@
 use crate::config::{RouteSettings, UpstreamSettings};
 use http::Method;
 use ron_kernel::config::Problems;
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 /// The routing table. Looking a path up costs one hash per path segment, however many routes there are.
@@ -183,6 +184,29 @@ fn check_path(path: &str, at: &str, problems: &mut Problems) {
     }
 }
 
+/// The path with every escape of a character that needs none undone, so that `/%61` is found where `/a` is; `None`
+/// if an escape is malformed.
+pub fn plain(path: &str) -> Option<Cow<'_, str>> {
+    if !path.contains('%') {
+        return Some(Cow::Borrowed(path));
+    }
+    let mut out = String::with_capacity(path.len());
+    let mut parts = path.split('%');
+    out.push_str(parts.next()?);
+    for part in parts {
+        let hex = part.get(..2).filter(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit()))?;
+        let byte = u8::from_str_radix(hex, 16).ok()?;
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push('%');
+            out.push_str(hex);
+        }
+        out.push_str(&part[2..]);
+    }
+    Some(Cow::Owned(out))
+}
+
 /// Whether a path could mean another one to the upstream: `.` or `..` as a segment, plain or encoded.
 pub fn has_dot_segment(path: &str) -> bool {
     if !path.contains('.') && !path.contains('%') {
@@ -285,6 +309,18 @@ mod tests {
         }
         for good in ["/a/b", "/a/...", "/.well-known/x", "/a..b", "/%2f"] {
             assert!(!has_dot_segment(good), "{good}");
+        }
+    }
+
+    #[test]
+    fn an_escape_that_is_not_needed_changes_nothing() {
+        for (path, expected) in
+            [("/%75pload", "/upload"), ("/a%2Fb", "/a%2Fb"), ("/%C3%A4", "/%C3%A4"), ("/%7e%41", "/~A")]
+        {
+            assert_eq!(plain(path).as_deref(), Some(expected));
+        }
+        for malformed in ["/%", "/%4", "/%zz", "/%%361", "/%+1"] {
+            assert_eq!(plain(malformed), None, "{malformed}");
         }
     }
 
