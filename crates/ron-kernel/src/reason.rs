@@ -63,6 +63,7 @@ reasons! {
     MethodUnknown = "method_unknown", 501, false, "The method is not known";
     UpstreamError = "upstream_error", 502, true, "The upstream failed";
     Conns = "conns", 503, true, "Too many connections";
+    Degraded = "degraded", 503, true, "Writes are shed for now";
     Draining = "draining", 503, true, "The service is shutting down";
     NoUpstream = "no_upstream", 503, true, "No upstream can take the request";
     Shed = "shed", 503, true, "The service is over its capacity";

@@ -100,6 +100,7 @@ pub(crate) struct Ticket {
 pub(crate) struct Gate {
     queue: Lock<FairQueue<Waiting>>,
     queued: AtomicUsize,
+    capacity: AtomicUsize,
     /// Permits of the upstreams, by lane; grown on reload, never shrunk.
     lanes: Lock<Vec<Arc<Permits>>>,
     inflight: Arc<Permits>,
@@ -128,6 +129,7 @@ impl Gate {
         Arc::new(Gate {
             queue: Lock::new(inventory, &WORK_LOCK, FairQueue::new(shape, 0)),
             queued: AtomicUsize::new(0),
+            capacity: AtomicUsize::new(0),
             lanes: Lock::new(inventory, &LANES_LOCK, Vec::new()),
             inflight: Permits::new(inflight),
             running: std::array::from_fn(|_| AtomicUsize::new(0)),
@@ -145,6 +147,7 @@ impl Gate {
         names: Vec<String>,
     ) {
         self.names.store(Arc::new(names));
+        self.capacity.store(shape.capacity, Ordering::Relaxed);
         self.inflight.set_limit(inflight);
         self.queue.lock().reshape(shape, lanes.len());
         *self.lanes.lock() = lanes;
@@ -167,6 +170,13 @@ impl Gate {
 
     pub(crate) fn running(&self, class: usize) -> usize {
         self.running[class].load(Ordering::Relaxed)
+    }
+
+    /// How full the queue is, from 0 to 1.
+    pub(crate) fn fill(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "a few hundred")]
+        let (queued, capacity) = (self.queued() as f64, self.capacity.load(Ordering::Relaxed).max(1) as f64);
+        queued / capacity
     }
 
     pub(crate) fn queued(&self) -> usize {

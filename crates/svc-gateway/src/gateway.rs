@@ -1,12 +1,14 @@
 //! Building and running the gateway.
 
 use crate::config::{GatewaySettings, SchedFull};
+use crate::degraded::Hysteresis;
 use crate::gate::{self, Gate, LANES_LOCK, WORK_LOCK};
 use crate::proxy::{COUNTERS, Proxy};
 use crate::upstream::IDLE;
 use ron_kernel::bus::{KernelEvent, Next};
 use ron_kernel::channel;
 use ron_kernel::config::Prepared;
+use ron_kernel::health::Severity;
 use ron_kernel::http::{BindError, Server, bind_tcp, bind_unix, server_tasks};
 use ron_kernel::inventory::{ChannelKind, ChannelSpec, LockSpec, Policy, TaskSort, TaskSpec};
 use ron_kernel::kernel::{Service, config_spec, events_spec, shutdown_spec};
@@ -49,13 +51,19 @@ static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping"]);
 /// The gateway's declarations, for the inventory and the document.
 pub static CHANNELS: [&ChannelSpec; 5] = [&WORK, &SCHED, &EVENTS, &SHUTDOWN, &CONFIG];
 pub static LOCKS: [&LockSpec; 4] = [&WORK_LOCK, &LANES_LOCK, &COUNTERS, &IDLE];
-pub const TASKS: [TaskSpec; 6] = {
+pub const TASKS: [TaskSpec; 7] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     let does = "applies a new configuration, forgets addresses whose buckets are full again";
     [
         listener,
         sweeper,
         conn,
+        TaskSpec {
+            service: NAME,
+            kind: "overload_watch",
+            sort: TaskSort::Permanent,
+            does: "sheds writes while the queue stays nearly full",
+        },
         TaskSpec {
             service: NAME,
             kind: "scheduler",
@@ -71,6 +79,10 @@ pub const TASKS: [TaskSpec; 6] = {
         TaskSpec { service: NAME, kind: "housekeeping", sort: TaskSort::Permanent, does },
     ]
 };
+
+/// How often the fill of the queue is looked at, and what readiness calls it when it is too much.
+const OVERLOAD_LOOK: Duration = Duration::from_millis(100);
+const OVERLOAD: &str = "overload";
 
 /// How often stale buckets are dropped.
 const TRIM: Duration = Duration::from_secs(10);
@@ -133,6 +145,9 @@ impl Gateway {
         }
         let proxy = Arc::new(Proxy::new(service, settings, data.path().to_owned()));
         start_scheduling(service, settings, proxy.gate());
+        let watching = (service.clone(), proxy.clone());
+        service
+            .permanent("overload_watch", 0, move || overload_watch(watching.0.clone(), watching.1.clone()));
         let server = Server::new(service, proxy, settings.server_limits());
         for (bound, tls) in listeners {
             server.listen(bound, tls);
@@ -196,6 +211,47 @@ fn start_scheduling(service: &Service, settings: &GatewaySettings, gate: &Arc<Ga
     for index in 0..workers {
         let (gate_of, receiver) = (gate.clone(), receiver.clone());
         service.permanent("worker", index, move || gate::work(gate_of.clone(), receiver.clone()));
+    }
+}
+
+/// Begins and ends degraded mode, and says so in readiness.
+async fn overload_watch(service: Service, proxy: Arc<Proxy>) -> TaskResult {
+    let mut state = Hysteresis::default();
+    let _undo = Undo { service: service.clone(), proxy: proxy.clone() };
+    loop {
+        tokio::select! {
+            biased;
+            () = service.shutdown().draining() => return Ok(()),
+            () = tokio::time::sleep(OVERLOAD_LOOK) => {}
+        }
+        match state.note(proxy.gate().fill(), Instant::now()) {
+            Some(true) => {
+                tracing::warn!("overload: writes are shed");
+                proxy.set_degraded(true);
+                service.lose(OVERLOAD, Severity::WritesShed);
+            }
+            Some(false) => {
+                tracing::info!("overload is over");
+                proxy.set_degraded(false);
+                service.restore(OVERLOAD);
+            }
+            None => {}
+        }
+    }
+}
+
+/// Leaves nothing behind if the watch ends while the mode is on.
+struct Undo {
+    service: Service,
+    proxy: Arc<Proxy>,
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        if self.proxy.is_degraded() {
+            self.proxy.set_degraded(false);
+            self.service.restore(OVERLOAD);
+        }
     }
 }
 

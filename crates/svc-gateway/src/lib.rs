@@ -6,6 +6,7 @@
 
 pub mod config;
 mod decode;
+mod degraded;
 pub mod fair_queue;
 mod forward;
 mod gate;

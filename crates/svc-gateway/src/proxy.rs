@@ -26,6 +26,7 @@ use ron_kernel::sync::Permits;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Request bodies being decoded at one time.
@@ -65,6 +66,8 @@ pub(crate) struct Proxy {
     snapshot: ArcSwap<Snapshot>,
     base: PathBuf,
     gate: Arc<Gate>,
+    /// Writes are shed.
+    degraded: Arc<AtomicBool>,
     per_tenant: Keyed<usize>,
     work: Arc<Row>,
     busy: Arc<Family<Counter, 3>>,
@@ -92,6 +95,11 @@ impl Proxy {
     pub(crate) fn new(service: &Service, settings: &GatewaySettings, base: PathBuf) -> Proxy {
         let gate = Gate::new(service.inventory(), shape_of(settings), settings.max_inflight);
         expose(service, &gate);
+        let degraded = Arc::new(AtomicBool::new(false));
+        let seen = degraded.clone();
+        service.metrics().computed("gateway_degraded", "1 while writes are shed.", "gauge", move |rows| {
+            rows.row(&[], u8::from(seen.load(Ordering::Relaxed)));
+        });
         let probe: Arc<dyn Probe> = gate.clone();
         let capacity = settings.fair_queue.work_capacity;
         let live = Live::WhileUsed(Arc::downgrade(&probe));
@@ -121,6 +129,7 @@ impl Proxy {
             snapshot: ArcSwap::from_pointee(snapshot),
             base,
             gate,
+            degraded,
             per_tenant: Keyed::new(service.inventory(), &COUNTERS, TENANTS_MAX),
             work,
             busy,
@@ -140,6 +149,14 @@ impl Proxy {
             #[cfg(feature = "otlp")]
             tracer: std::sync::OnceLock::new(),
         }
+    }
+
+    pub(crate) fn is_degraded(&self) -> bool {
+        self.degraded.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_degraded(&self, on: bool) {
+        self.degraded.store(on, Ordering::Relaxed);
     }
 
     pub(crate) fn gate(&self) -> &Arc<Gate> {
@@ -203,6 +220,10 @@ impl Proxy {
             .map_err(|bad| Rejection::new(Reason::Malformed, format!("{} cannot be read", bad.0)))?;
         if budget.is_over(Instant::now()) {
             return Err(Rejection::new(Reason::Deadline, "the deadline had passed when the request came"));
+        }
+        if self.is_degraded() && !request.method().is_safe() {
+            let detail = "the gateway is over its capacity and answers reads only";
+            return Err(Rejection::new(Reason::Degraded, detail).retry_after(2));
         }
         let caller = snapshot.tenants.caller(request.headers(), route, client, trusted)?;
         self.check_tenant_quota(&snapshot, caller, begun)?;

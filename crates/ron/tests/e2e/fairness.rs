@@ -284,3 +284,24 @@ fn what_waits_at_shutdown_is_answered() {
     }
     assert_eq!(node.wait(), 0, "{}", node.log());
 }
+
+#[test]
+fn writes_are_shed_first_when_the_queue_stays_full_and_come_back() {
+    let origin = Origin::start(|_| Script::After(Duration::from_millis(50)));
+    let rest = tenants(&[("a", "")]);
+    let node = Node::start(&["gateway"], &slow(&origin, "fair_queue = { work_capacity = 10 }", 2, &rest));
+    let load = Load::start(&node, "a", 30);
+    node.eventually("readiness says so", |node| {
+        let (write, read) = (get(&node.admin(), "/readyz"), get(&node.admin(), "/readyz?scope=read"));
+        write.status == 503 && read.status == 200 && write.json()["missing"][0] == "gateway.overload"
+    });
+    let write = request(&node.gateway(), "POST", "/", &[("X-Api-Key", "a")], b"x").unwrap();
+    assert_eq!((write.status, write.reason()), (503, "degraded"));
+    assert_eq!(node.metric("gateway_degraded"), 1.0);
+    let before = load.good();
+    node.eventually("reads go on", |_| load.good() > before + 10.0);
+    load.end();
+    node.eventually("it is over", |node| get(&node.admin(), "/readyz").status == 200);
+    let write = request(&node.gateway(), "POST", "/", &[("X-Api-Key", "a")], b"x").unwrap();
+    assert_eq!((write.status, node.metric("gateway_degraded")), (200, 0.0));
+}
