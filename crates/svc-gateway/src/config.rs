@@ -213,8 +213,40 @@ settings! {
         servers: Vec<String> = Vec::new() => Required;
         /// Requests it may be working on at one time, over all its servers; more wait in the fair queue.
         max_inflight: usize = 256 => Hot;
+        /// When to try again.
+        retry: RetrySettings = RetrySettings::default() => Hot;
+        /// When to leave it alone.
+        breaker: BreakerSettings = BreakerSettings::default() => Hot;
         /// For opening a connection to one server.
         connect_timeout: Span = Span::secs(1) => Hot;
+    }
+}
+
+settings! {
+    /// Retries: of idempotent requests without a body, if the backoff fits the deadline and the budget is not spent.
+    pub struct RetrySettings {
+        /// Tries in all; 1 is no retry.
+        tries: u64 = 3 => Hot;
+        /// First backoff; each further one is twice as long, plus up to this much at random.
+        base: Span = Span::millis(50) => Hot;
+        /// Longest backoff.
+        cap: Span = Span::secs(2) => Hot;
+        /// Retries over requests, so that a dying upstream is not hammered.
+        budget: f64 = 0.1 => Hot;
+    }
+}
+
+settings! {
+    /// The circuit breaker: failures are 5xx answers, broken calls and timeouts.
+    pub struct BreakerSettings {
+        /// Failures in a row that open it.
+        failures: u64 = 5 => Hot;
+        /// Failures over answers within the window that open it.
+        error_rate: f64 = 0.5 => Hot;
+        /// The window of the rate.
+        window: Span = Span::secs(10) => Hot;
+        /// How long it stays open before one request is let through to see.
+        open: Span = Span::secs(5) => Hot;
     }
 }
 
@@ -357,6 +389,18 @@ impl GatewaySettings {
             if self.upstreams[..index].iter().any(|other| other.name == upstream.name) {
                 problems
                     .add(format!("{at}.name"), format!("{:?} is the name of two upstreams", upstream.name));
+            }
+            if upstream.retry.tries == 0 {
+                problems.add(format!("{at}.retry.tries"), "must be at least 1: the first try counts");
+            }
+            if !(0.0..=1.0).contains(&upstream.retry.budget) {
+                problems.add(format!("{at}.retry.budget"), "must be between 0 and 1");
+            }
+            if upstream.breaker.failures == 0 {
+                problems.add(format!("{at}.breaker.failures"), "must be at least 1");
+            }
+            if !(upstream.breaker.error_rate > 0.0 && upstream.breaker.error_rate <= 1.0) {
+                problems.add(format!("{at}.breaker.error_rate"), "must be more than 0 and at most 1");
             }
             if upstream.max_inflight == 0 {
                 problems.add(format!("{at}.max_inflight"), "must be at least 1");

@@ -4,7 +4,7 @@ use crate::config::{GatewaySettings, SchedFull};
 use crate::degraded::Hysteresis;
 use crate::gate::{self, Gate, LANES_LOCK, WORK_LOCK};
 use crate::proxy::{COUNTERS, Proxy};
-use crate::upstream::IDLE;
+use crate::upstream::{BREAKER, IDLE};
 use ron_kernel::bus::{KernelEvent, Next};
 use ron_kernel::channel;
 use ron_kernel::config::Prepared;
@@ -50,7 +50,7 @@ static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping"]);
 
 /// The gateway's declarations, for the inventory and the document.
 pub static CHANNELS: [&ChannelSpec; 5] = [&WORK, &SCHED, &EVENTS, &SHUTDOWN, &CONFIG];
-pub static LOCKS: [&LockSpec; 4] = [&WORK_LOCK, &LANES_LOCK, &COUNTERS, &IDLE];
+pub static LOCKS: [&LockSpec; 5] = [&WORK_LOCK, &LANES_LOCK, &COUNTERS, &IDLE, &BREAKER];
 pub const TASKS: [TaskSpec; 7] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     let does = "applies a new configuration, forgets addresses whose buckets are full again";

@@ -10,6 +10,7 @@ use crate::routes::{Found, Routes, has_dot_segment, plain};
 use crate::tenants::{CLASS_NAMES, Caller, Tenants};
 use crate::upstream::{Call, CallError, Shared, Upstream};
 use arc_swap::ArcSwap;
+use bytes::BytesMut;
 use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, VIA};
 use http::{Method, Request, Response};
 use ron_kernel::admission::bucket::{Keyed, Rate, Single, Verdict};
@@ -63,7 +64,7 @@ pub(crate) struct Snapshot {
 /// The handler behind the gateway's listeners.
 pub(crate) struct Proxy {
     inventory: Inventory,
-    snapshot: ArcSwap<Snapshot>,
+    snapshot: Arc<ArcSwap<Snapshot>>,
     base: PathBuf,
     gate: Arc<Gate>,
     /// Writes are shed.
@@ -80,6 +81,7 @@ pub(crate) struct Proxy {
     /// Decoders hold windows of many MiB each, so only so many run at a time.
     decoders: Arc<Permits>,
     rpc_timeouts: Counter,
+    retries: Counter,
     connect_timeouts: Counter,
     #[cfg(feature = "otlp")]
     tracer: std::sync::OnceLock<ron_kernel::trace::Tracer>,
@@ -114,6 +116,14 @@ impl Proxy {
         let shared = Shared { inventory: &inventory, connect_timeouts: &connect_timeouts, served: &served };
         let snapshot = Snapshot::new(settings, &base, None, &shared);
         gate.reshape(shape_of(settings), settings.max_inflight, snapshot.lanes(), tenant_names(settings));
+        let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
+        let seen = snapshot.clone();
+        let help = "0 closed, 1 half-open, 2 open.";
+        service.metrics().computed("breaker_state", help, "gauge", move |rows| {
+            for (name, upstream) in &seen.load().named {
+                rows.row(&[("upstream", name)], upstream.breaker_level());
+            }
+        });
         let busy = service.metrics().family(
             "busy_rejections_total",
             "Requests refused or displaced by a full queue.",
@@ -126,7 +136,7 @@ impl Proxy {
         );
         Proxy {
             inventory,
-            snapshot: ArcSwap::from_pointee(snapshot),
+            snapshot,
             base,
             gate,
             degraded,
@@ -145,6 +155,7 @@ impl Proxy {
             ),
             decoders: Permits::new(DECODERS_MAX),
             rpc_timeouts: service.io_timeout("rpc"),
+            retries: service.counter("backoff_retries_total", "Calls tried again.", "op", "rpc"),
             connect_timeouts,
             #[cfg(feature = "otlp")]
             tracer: std::sync::OnceLock::new(),
@@ -245,22 +256,8 @@ impl Proxy {
         };
         let pass = entered.map_err(|refused| self.not_admitted(refused, ticket, caller, route))?;
         let request = prepare_body(request, route, &snapshot.settings, cap, &self.decoders)?;
-        let deadline = tokio::time::Instant::from_std(budget.until);
-        let forwarded = self.forward(
-            request,
-            conn,
-            corr,
-            &snapshot,
-            index,
-            Passing { client, trusted, budget, pass, request_cost },
-        );
-        match tokio::time::timeout_at(deadline, forwarded).await {
-            Ok(outcome) => outcome,
-            Err(_elapsed) => {
-                self.rpc_timeouts.inc();
-                Err(Rejection::new(Reason::Deadline, "the upstream did not answer in time"))
-            }
-        }
+        let passing = Passing { client, trusted, budget, pass, request_cost };
+        self.forward(request, conn, corr, &snapshot, index, passing).await
     }
 
     fn check_quotas(
@@ -355,7 +352,7 @@ impl Proxy {
         };
         let head = request_head(&request, &forward);
         let body = std::mem::take(request.body_mut());
-        let call = Call {
+        let mut call = Call {
             pass: Some(passing.pass),
             request_cost: passing.request_cost,
             cost_factor: route.cost,
@@ -363,10 +360,11 @@ impl Proxy {
             budget: passing.budget,
             chunked: body_len.is_none(),
         };
-        let mut response = snapshot.upstreams[index]
-            .call(head, request.method(), body, call)
-            .await
-            .map_err(|error| refusal(error, &route.upstream))?;
+        let repeatable = body_len == Some(0)
+            && (request.method().is_idempotent() || request.headers().contains_key("idempotency-key"));
+        let upstream = &snapshot.upstreams[index];
+        let mut response =
+            self.call(upstream, &head, request.method(), body, &mut call, repeatable, route).await?;
         let no_content = response.status() == http::StatusCode::NO_CONTENT;
         let headers = response.headers_mut();
         clean_response(headers);
@@ -378,6 +376,70 @@ impl Proxy {
         headers.insert(X_CORR_ID, corr.value().clone());
         Ok(response)
     }
+}
+
+impl Proxy {
+    /// Calls the upstream, more than once if that is safe, worth it and paid for.
+    #[expect(clippy::too_many_arguments, reason = "each is a different matter")]
+    async fn call(
+        &self,
+        upstream: &Upstream,
+        head: &BytesMut,
+        method: &Method,
+        mut body: Body,
+        call: &mut Call,
+        repeatable: bool,
+        route: &RouteSettings,
+    ) -> Result<Response<Body>, Rejection> {
+        upstream.earn_retry();
+        for attempt in 1.. {
+            let mut watched = upstream.watch().map_err(|wait| {
+                Rejection::new(Reason::BreakerOpen, "the upstream keeps failing").retry_after(seconds(wait))
+            })?;
+            let until = tokio::time::Instant::from_std(call.budget.until);
+            let called = upstream.call(head, method, std::mem::take(&mut body), call);
+            let Ok(outcome) = tokio::time::timeout_at(until, called).await else {
+                watched.good = Some(false);
+                self.rpc_timeouts.inc();
+                return Err(Rejection::new(Reason::Deadline, "the upstream did not answer in time"));
+            };
+            let failed = match &outcome {
+                Ok(response) => response.status().is_server_error(),
+                // What the client did wrong is not held against the upstream.
+                Err(CallError::RequestBody(_)) => {
+                    return outcome.map_err(|error| refusal(error, &route.upstream));
+                }
+                Err(_) => true,
+            };
+            watched.good = Some(!failed);
+            drop(watched);
+            let again = match &outcome {
+                Ok(response) => matches!(response.status().as_u16(), 502..=504),
+                Err(_) => true,
+            };
+            let delay = backoff(upstream.retry.base.0, upstream.retry.cap.0, attempt);
+            let fits = call.budget.remaining(Instant::now()) > delay;
+            if !again || !repeatable || attempt >= upstream.retry.tries || !fits || !upstream.spend_retry() {
+                return outcome.map_err(|error| refusal(error, &route.upstream));
+            }
+            // A response that is not passed on may hold the request's leave to run: take it back.
+            if let Ok(response) = outcome
+                && call.pass.is_none()
+            {
+                return Ok(response);
+            }
+            self.retries.inc();
+            tokio::time::sleep(delay).await;
+        }
+        unreachable!("the loop ends by returning")
+    }
+}
+
+/// The n-th backoff: doubled each time, capped, and jittered by up to the first.
+fn backoff(base: Duration, cap: Duration, attempt: u64) -> Duration {
+    let doubled =
+        base.saturating_mul(1u32.checked_shl(u32::try_from(attempt - 1).unwrap_or(31)).unwrap_or(u32::MAX));
+    doubled.min(cap) + base.mul_f64(ron_kernel::random::unit())
 }
 
 /// What goes along with a request once it is admitted.

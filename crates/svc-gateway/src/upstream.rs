@@ -4,7 +4,8 @@ mod conn;
 
 pub(crate) use conn::{Call, CallError};
 
-use crate::config::UpstreamSettings;
+use crate::breaker::{self, Admitted, Breaker};
+use crate::config::{RetrySettings, UpstreamSettings};
 use bytes::BytesMut;
 use conn::ClientConn;
 use http::{Method, Response};
@@ -17,7 +18,7 @@ use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -31,6 +32,13 @@ pub(crate) static IDLE: LockSpec = LockSpec {
     name: "upstream_idle",
     rank: 40,
     guards: "the connections kept to one server; taken alone, for a push or a pop",
+};
+
+pub(crate) static BREAKER: LockSpec = LockSpec {
+    service: "gateway",
+    name: "breaker",
+    rank: 41,
+    guards: "one upstream's circuit breaker; taken alone, twice a request",
 };
 
 /// What all upstreams are made with.
@@ -90,6 +98,42 @@ pub(crate) struct Upstream {
     pub(crate) permits: Arc<Permits>,
     /// Its scheduler in the fair queue; kept over reloads.
     pub(crate) lane: usize,
+    pub(crate) retry: RetrySettings,
+    limits: breaker::Limits,
+    /// Kept over reloads.
+    health: Arc<Health>,
+}
+
+/// How an upstream has been doing.
+#[derive(Debug)]
+pub(crate) struct Health {
+    breaker: Lock<Breaker>,
+    /// Retries that may be made now, in thousandths.
+    retries: AtomicI64,
+}
+
+/// Retries that may be saved up, in thousandths.
+const RETRIES_MAX: i64 = 10_000;
+
+/// A request under the breaker's eye: unless told otherwise, it failed.
+#[derive(Debug)]
+pub(crate) struct Watched<'a> {
+    upstream: &'a Upstream,
+    admitted: Admitted,
+    /// Whether it went well; `None` if nothing can be said.
+    pub(crate) good: Option<bool>,
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        // A client that left says nothing about the upstream, but a probe must have an end.
+        let good = match (self.good, self.admitted) {
+            (Some(good), _) => good,
+            (None, Admitted::AsProbe) => false,
+            (None, Admitted::Normally) => return,
+        };
+        self.upstream.health.breaker.lock().record(self.admitted, good, self.upstream.limits, Instant::now());
+    }
 }
 
 #[derive(Debug)]
@@ -190,16 +234,56 @@ impl Upstream {
             connect_timeouts: shared.connect_timeouts.clone(),
             permits,
             lane,
+            retry: settings.retry.clone(),
+            limits: breaker::Limits {
+                failures: settings.breaker.failures,
+                error_rate: settings.breaker.error_rate,
+                window: settings.breaker.window.0,
+                open: settings.breaker.open.0,
+            },
+            health: former.map_or_else(
+                || {
+                    let breaker = Lock::new(shared.inventory, &BREAKER, Breaker::new(Instant::now()));
+                    Arc::new(Health { breaker, retries: AtomicI64::new(RETRIES_MAX) })
+                },
+                |former| former.health.clone(),
+            ),
         }
+    }
+
+    /// Lets a request try, or says how long the breaker stays open.
+    pub(crate) fn watch(&self) -> Result<Watched<'_>, Duration> {
+        let admitted = self.health.breaker.lock().admit(Instant::now())?;
+        Ok(Watched { upstream: self, admitted, good: None })
+    }
+
+    /// 0 closed, 1 half-open, 2 open.
+    pub(crate) fn breaker_level(&self) -> u8 {
+        self.health.breaker.lock().level()
+    }
+
+    /// Every request earns a part of a retry.
+    pub(crate) fn earn_retry(&self) {
+        #[expect(clippy::cast_possible_truncation, reason = "between 0 and 1000")]
+        let part = (self.retry.budget * 1000.0) as i64;
+        let earn = |saved: i64| Some((saved + part).min(RETRIES_MAX));
+        let _ = self.health.retries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, earn);
+    }
+
+    /// Spends a retry, if one is left.
+    pub(crate) fn spend_retry(&self) -> bool {
+        let spend = |saved: i64| (saved >= 1000).then_some(saved - 1000);
+        self.retry.budget > 0.0
+            && self.health.retries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok()
     }
 
     /// Sends a request and returns the response once its head is there. The body streams.
     pub(crate) async fn call(
         &self,
-        head: BytesMut,
+        head: &BytesMut,
         method: &Method,
         body: Body,
-        mut call: Call,
+        call: &mut Call,
     ) -> Result<Response<Body>, CallError> {
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let mut body = Some(body);
@@ -208,14 +292,14 @@ impl Upstream {
             let server = &self.servers[(first + turn) % self.servers.len()];
             while let Some(conn) = server.take_idle() {
                 // A kept connection may be closed by the server at any time; what it did not take can go again.
-                match conn.exchange(&head, method, &mut body, &mut call, server).await {
+                match conn.exchange(head, method, &mut body, call, server).await {
                     Err(CallError::Stale) => {}
                     outcome => return outcome,
                 }
             }
             let connected = tokio::time::timeout(self.connect_timeout, server.connect()).await;
             match connected {
-                Ok(Ok(conn)) => return conn.exchange(&head, method, &mut body, &mut call, server).await,
+                Ok(Ok(conn)) => return conn.exchange(head, method, &mut body, call, server).await,
                 Ok(Err(error)) => failure = CallError::Connect(error.to_string()),
                 Err(_elapsed) => {
                     self.connect_timeouts.inc();

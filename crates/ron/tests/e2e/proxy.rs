@@ -70,7 +70,8 @@ fn an_upstream_that_fails_is_answered_for() {
         _ => Script::Silence,
     });
     let gone = "[[gateway.upstreams]]\nname = \"gone\"\nservers = [\"http://127.0.0.1:1\"]\nconnect_timeout = \"300ms\"\n[[gateway.routes]]\npath = \"/gone\"\nupstream = \"gone\"";
-    let node = Node::start(&["gateway"], &config(&origin.url(), "", gone));
+    let patient = "name = \"o\"\nretry = { tries = 1 }\nbreaker = { failures = 100 }\n";
+    let node = Node::start(&["gateway"], &config(&origin.url(), "", gone).replace("name = \"o\"\n", patient));
     for path in ["/garbage", "/both", "/nothing", "/gone", "/switch"] {
         let answer = get(&node.gateway(), path);
         assert_eq!((answer.status, answer.reason()), (502, "upstream_error"), "{path}");
@@ -103,7 +104,7 @@ fn a_connect_that_hangs_ends_at_its_timeout() {
     let connect = || std::net::TcpStream::connect_timeout(&address, Duration::from_millis(50));
     let _fillers: Vec<_> = std::iter::from_fn(|| connect().ok()).take(10_000).collect();
     let upstream = format!(
-        "[[gateway.upstreams]]\nname = \"full\"\nservers = [\"http://{address}\"]\nconnect_timeout = \"200ms\"\n[[gateway.routes]]\npath = \"/full\"\nupstream = \"full\""
+        "[[gateway.upstreams]]\nname = \"full\"\nservers = [\"http://{address}\"]\nconnect_timeout = \"200ms\"\nretry = {{ tries = 1 }}\n[[gateway.routes]]\npath = \"/full\"\nupstream = \"full\""
     );
     let origin = Origin::start(|_| Script::Echo);
     let node = Node::start(&["gateway"], &config(&origin.url(), "", &upstream));
@@ -304,4 +305,65 @@ fn a_request_tried_again_on_another_connection_keeps_its_body() {
     let expired = request(&node.gateway(), "GET", "/late", &[("Deadline", "1")], b"").unwrap();
     assert_eq!(expired.reason(), "deadline");
     assert!(!origin.last().contains("/late"), "what has expired is not executed");
+}
+
+#[test]
+fn idempotent_requests_are_tried_again_within_their_budget() {
+    let calls = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let seen = calls.clone();
+    let unavailable = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n".to_vec();
+    let origin = Origin::start(move |path| match path {
+        "/flaky" if seen.fetch_add(1, std::sync::atomic::Ordering::SeqCst) % 3 != 2 => Script::HangUp,
+        "/down" => Script::Raw(unavailable.clone()),
+        _ => Script::Body(b"hi".to_vec()),
+    });
+    let text = config(&origin.url(), "", "").replace(
+        "name = \"o\"\n",
+        "name = \"o\"\nretry = { tries = 3, base = \"10ms\", cap = \"20ms\", budget = 0.1 }\nbreaker = { failures = 1000, error_rate = 1.0, window = \"10s\", open = \"1s\" }\n",
+    );
+    let node = Node::start(&["gateway"], &text);
+    assert_eq!(get(&node.gateway(), "/flaky").status, 200, "the third try");
+    assert_eq!(node.metric("backoff_retries_total{service=\"gateway\",op=\"rpc\"}"), 2.0);
+    assert_eq!(request(&node.gateway(), "POST", "/flaky", &[], b"x").unwrap().status, 502, "never a POST");
+    let before = origin.seen.lock().unwrap().len();
+    let mut client = Client::connect(&node.gateway()).unwrap();
+    for _ in 0..200 {
+        assert_eq!(client.request("GET", "/down", &[], b"").unwrap().status, 503);
+    }
+    let tries = origin.seen.lock().unwrap().len() - before;
+    assert!(
+        (200..=200 + 20 + 10).contains(&tries),
+        "{tries} calls for 200 requests: a tenth more, and what was saved"
+    );
+}
+
+#[test]
+fn a_failing_upstream_is_left_alone_and_found_again() {
+    let ill = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let state = ill.clone();
+    let origin = Origin::start(move |_| {
+        let ill = state.load(std::sync::atomic::Ordering::SeqCst);
+        if ill {
+            Script::Raw(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n".to_vec())
+        } else {
+            Script::Body(b"hi".to_vec())
+        }
+    });
+    let breaker = "name = \"o\"\nretry = { tries = 1 }\nbreaker = { failures = 3, open = \"500ms\" }\n";
+    let node = Node::start(&["gateway"], &config(&origin.url(), "", "").replace("name = \"o\"\n", breaker));
+    for _ in 0..3 {
+        assert_eq!(get(&node.gateway(), "/").status, 500);
+    }
+    let spared = get(&node.gateway(), "/");
+    assert_eq!(
+        (spared.status, spared.reason(), spared.header("retry-after")),
+        (503, "breaker_open", Some("1"))
+    );
+    assert_eq!((node.metric("breaker_state{upstream=\"o\"}"), origin.seen.lock().unwrap().len()), (2.0, 3));
+    std::thread::sleep(Duration::from_millis(550));
+    assert_eq!(get(&node.gateway(), "/").status, 500, "one goes to see");
+    assert_eq!(get(&node.gateway(), "/").reason(), "breaker_open");
+    ill.store(false, std::sync::atomic::Ordering::SeqCst);
+    node.eventually("it is well again", |node| get(&node.gateway(), "/").status == 200);
+    assert_eq!(node.metric("breaker_state{upstream=\"o\"}"), 0.0);
 }
