@@ -233,13 +233,14 @@ async fn drain_all(services: &[Service], deadline: Duration) -> Vec<String> {
     for service in services {
         let _ = tokio::time::timeout_at(until, service.tasks.finished()).await;
     }
+    let mut stragglers = Vec::new();
     for service in services.iter().filter(|service| service.tasks.live() > 0) {
+        // Named before they are told: some end the moment they are.
+        stragglers.extend(service.tasks.late(false));
         service.phase.send_replace(Phase::Aborting);
     }
     let until = Instant::now() + ABORT_GRACE;
-    let mut stragglers = Vec::new();
     for service in services {
-        stragglers.extend(service.tasks.late(false));
         let _ = tokio::time::timeout_at(until, service.tasks.finished()).await;
         stragglers.extend(service.tasks.late(true));
         service.tasks.abort_live();

@@ -158,7 +158,7 @@ mod tests {
         }
         go(&mut breaker, false, now).unwrap();
         assert_eq!(breaker.level(), 0, "the old ones do not count");
-        for n in 0..80 {
+        for n in 0..200 {
             now += Duration::from_millis(10);
             if go(&mut breaker, n % 3 == 0, now).is_err() {
                 return;
