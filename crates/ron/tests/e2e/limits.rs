@@ -164,7 +164,7 @@ fn thousands_of_slow_and_idle_connections_do_not_lock_anyone_out() {
     let before = node.rss_mib();
     let mut slow: Vec<Client> = Vec::new();
     let mut served = 0;
-    for n in 0..5000 {
+    for n in 0..10_000 {
         if let Ok(mut client) = Client::connect(&node.gateway()) {
             // Half send a part of a head and stop, half send nothing.
             if n % 2 == 0 {
@@ -182,7 +182,7 @@ fn thousands_of_slow_and_idle_connections_do_not_lock_anyone_out() {
             served += usize::from(answer.is_ok_and(|answer| answer.status == 200));
         }
     }
-    assert!(served >= 18, "an honest client got in {served} of 20 times");
+    assert!(served >= 36, "an honest client got in {served} of 40 times");
     assert!(node.metric("connections_open{service=\"gateway\"}") <= 512.0 + 16.0);
     assert!(node.rss_mib() < before + 60.0, "{} MiB, then {} MiB", before, node.rss_mib());
 }
