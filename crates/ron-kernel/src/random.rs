@@ -13,6 +13,11 @@ fn seed() -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
+/// Starts this thread's sequence anew, so that a test can be replayed.
+pub fn reseed(seed: u64) {
+    STATE.set(seed);
+}
+
 /// A fast generator (`SplitMix64`), one per thread.
 pub fn u64() -> u64 {
     STATE.with(|state| {

@@ -46,7 +46,6 @@ reasons! {
     NotFound = "not_found", 404, false, "There is nothing here";
     Method = "method", 405, false, "The method is not allowed here";
     ReadTimeout = "read_timeout", 408, true, "The request did not arrive in time";
-    LengthRequired = "length_required", 411, false, "A Content-Length is required";
     BodyCap = "body_cap", 413, false, "The body is too large";
     DecodedCap = "decoded_cap", 413, false, "The decoded body is too large";
     DecodedRatio = "decoded_ratio", 413, false, "The body is compressed too well to be decoded safely";
@@ -66,7 +65,6 @@ reasons! {
     Degraded = "degraded", 503, true, "Writes are shed for now";
     Draining = "draining", 503, true, "The service is shutting down";
     BreakerOpen = "breaker_open", 503, true, "The upstream keeps failing and is left alone for a while";
-    NoUpstream = "no_upstream", 503, true, "No upstream can take the request";
     Shed = "shed", 503, true, "The service is over its capacity";
     Deadline = "deadline", 504, true, "The deadline has passed";
 }

@@ -129,11 +129,6 @@ impl Proxy {
             "Requests refused or displaced by a full queue.",
             ["service", "endpoint", "queue"],
         );
-        let served = service.metrics().family(
-            "fq_served_cost_total",
-            "Cost of what was let in, by tenant.",
-            ["tenant"],
-        );
         Proxy {
             inventory,
             snapshot,

@@ -18,7 +18,7 @@ use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -108,6 +108,8 @@ pub(crate) struct Upstream {
 #[derive(Debug)]
 pub(crate) struct Health {
     breaker: Lock<Breaker>,
+    /// The breaker's level, beside its lock so that a scrape takes none.
+    level: AtomicU8,
     /// Retries that may be made now, in thousandths.
     retries: AtomicI64,
 }
@@ -132,7 +134,10 @@ impl Drop for Watched<'_> {
             (None, Admitted::AsProbe) => false,
             (None, Admitted::Normally) => return,
         };
-        self.upstream.health.breaker.lock().record(self.admitted, good, self.upstream.limits, Instant::now());
+        let health = &self.upstream.health;
+        let mut breaker = health.breaker.lock();
+        breaker.record(self.admitted, good, self.upstream.limits, Instant::now());
+        health.level.store(breaker.level(), Ordering::Relaxed);
     }
 }
 
@@ -244,7 +249,11 @@ impl Upstream {
             health: former.map_or_else(
                 || {
                     let breaker = Lock::new(shared.inventory, &BREAKER, Breaker::new(Instant::now()));
-                    Arc::new(Health { breaker, retries: AtomicI64::new(RETRIES_MAX) })
+                    Arc::new(Health {
+                        breaker,
+                        level: AtomicU8::new(0),
+                        retries: AtomicI64::new(RETRIES_MAX),
+                    })
                 },
                 |former| former.health.clone(),
             ),
@@ -253,13 +262,18 @@ impl Upstream {
 
     /// Lets a request try, or says how long the breaker stays open.
     pub(crate) fn watch(&self) -> Result<Watched<'_>, Duration> {
-        let admitted = self.health.breaker.lock().admit(Instant::now())?;
+        let admitted = {
+            let mut breaker = self.health.breaker.lock();
+            let admitted = breaker.admit(Instant::now());
+            self.health.level.store(breaker.level(), Ordering::Relaxed);
+            admitted?
+        };
         Ok(Watched { upstream: self, admitted, good: None })
     }
 
     /// 0 closed, 1 half-open, 2 open.
     pub(crate) fn breaker_level(&self) -> u8 {
-        self.health.breaker.lock().level()
+        self.health.level.load(Ordering::Relaxed)
     }
 
     /// Every request earns a part of a retry.

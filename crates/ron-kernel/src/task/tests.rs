@@ -150,7 +150,13 @@ async fn a_shutdown_during_backoff_is_not_lost() {
 }
 
 #[test]
-fn backoff_stays_between_its_bounds_and_is_jittered() {
+fn backoff_stays_between_its_bounds_is_jittered_and_replays_from_a_seed() {
+    let replay = |seed| {
+        crate::random::reseed(seed);
+        (1..20).map(backoff).collect::<Vec<_>>()
+    };
+    assert_eq!(replay(7), replay(7));
+    assert_ne!(replay(7), replay(8));
     let delays: Vec<_> = (0..500).map(|n| backoff(n % 8)).collect();
     assert!(delays.iter().all(|delay| (BACKOFF_MIN..=BACKOFF_MAX).contains(delay)));
     let distinct: std::collections::BTreeSet<_> = delays.iter().collect();
