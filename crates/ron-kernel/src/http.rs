@@ -4,16 +4,21 @@
 //! phase so that one sweeper, not a timer per request, closes the idle and the slow.
 
 mod body;
+pub mod client;
 pub mod h1;
 mod h2;
+mod interim;
 mod io;
 mod listener;
 mod proxy_protocol;
 mod serve;
 mod table;
+mod tunnel;
 
 pub use body::{Body, BodyError, Capped};
+pub use interim::Interim;
 pub use io::Io;
 pub use listener::{BindError, Bound, Peer, bind_tcp, bind_unix};
 pub use proxy_protocol::parse as parse_proxy_header;
 pub use serve::{ConnInfo, Handler, Server, ServerLimits, requests_family, server_tasks};
+pub use tunnel::Tunnel;

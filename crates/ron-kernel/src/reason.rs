@@ -65,6 +65,7 @@ reasons! {
     Degraded = "degraded", 503, true, "Writes are shed for now";
     Draining = "draining", 503, true, "The service is shutting down";
     BreakerOpen = "breaker_open", 503, true, "The upstream keeps failing and is left alone for a while";
+    NoUpstream = "no_upstream", 503, true, "No server of the upstream is healthy";
     Shed = "shed", 503, true, "The service is over its capacity";
     Deadline = "deadline", 504, true, "The deadline has passed";
 }

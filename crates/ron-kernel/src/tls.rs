@@ -1,7 +1,9 @@
-//! TLS for listeners: rustls, certificates that reload without dropping a connection, mTLS, hybrid key exchange.
+//! TLS for listeners and towards servers: rustls, certificates that reload without dropping a connection, mTLS, hybrid key exchange.
 
+mod client;
 mod dev_ca;
 
+pub use client::{ClientTlsSettings, TlsClient};
 pub use dev_ca::write_dev_ca;
 
 use crate::config::Problems;
@@ -71,6 +73,10 @@ pub enum TlsError {
     Mismatch(rustls::Error),
     #[error("min = \"1.2\" cannot be combined with pq = \"required\": TLS 1.2 has no hybrid key exchange")]
     Versions,
+    #[error("this system has no CA certificates ({0}); install them or name a `ca` file")]
+    NoRoots(String),
+    #[error("{0:?} is no name that a certificate can be for")]
+    Name(String),
 }
 
 /// The current TLS configuration of a listener.
@@ -145,13 +151,13 @@ impl TlsSettings {
             builder.with_no_client_auth()
         } else {
             let path = base.join(&self.client_ca);
-            let wrong = |reason: String| TlsError::Certificate { path: path.display().to_string(), reason };
-            let mut roots = RootCertStore::empty();
-            for certificate in read_certificates(&path)? {
-                roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
-            }
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-            builder.with_client_cert_verifier(verifier.build().map_err(|error| wrong(error.to_string()))?)
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(read_roots(&path)?), provider);
+            let wrong = |error: rustls::server::VerifierBuilderError| TlsError::Certificate {
+                path: path.display().to_string(),
+                reason: error.to_string(),
+            };
+            builder.with_client_cert_verifier(verifier.build().map_err(wrong)?)
         };
         let mut config = builder.with_single_cert(certificates, key).map_err(TlsError::Mismatch)?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
@@ -163,6 +169,18 @@ fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     check_private(path)?;
     PrivateKeyDer::from_pem_file(path)
         .map_err(|error| TlsError::Key { path: path.display().to_string(), reason: error.to_string() })
+}
+
+/// The certificates of a CA file.
+fn read_roots(path: &Path) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in read_certificates(path)? {
+        roots.add(certificate).map_err(|error| TlsError::Certificate {
+            path: path.display().to_string(),
+            reason: error.to_string(),
+        })?;
+    }
+    Ok(roots)
 }
 
 fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

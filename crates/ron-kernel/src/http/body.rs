@@ -1,6 +1,7 @@
 //! Bodies, in and out.
 
 use super::h1::conn::Incoming;
+use super::tunnel::Tunnel;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use std::pin::Pin;
@@ -41,6 +42,7 @@ enum Kind {
     H1(Incoming),
     H2(Box<super::h2::Incoming>),
     Stream(BoxBody),
+    Tunnel(Box<Tunnel>),
 }
 
 impl Body {
@@ -51,6 +53,21 @@ impl Body {
 
     pub fn stream(stream: impl HttpBody<Data = Bytes, Error = BodyError> + Send + 'static) -> Body {
         Body(Kind::Stream(Box::pin(stream)))
+    }
+
+    /// The far side of a connection that changes its protocol; only an answer with status 101 has it.
+    pub fn tunnel(tunnel: Tunnel) -> Body {
+        Body(Kind::Tunnel(Box::new(tunnel)))
+    }
+
+    pub(crate) fn take_tunnel(&mut self) -> Option<Tunnel> {
+        match std::mem::take(&mut self.0) {
+            Kind::Tunnel(tunnel) => Some(*tunnel),
+            other => {
+                self.0 = other;
+                None
+            }
+        }
     }
 
     pub(crate) fn h1(incoming: Incoming) -> Body {
@@ -104,7 +121,7 @@ impl HttpBody for Body {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut self.0 {
-            Kind::Empty => Poll::Ready(None),
+            Kind::Empty | Kind::Tunnel(_) => Poll::Ready(None),
             Kind::Full(bytes) => {
                 let bytes = std::mem::take(bytes);
                 self.0 = Kind::Empty;
@@ -118,7 +135,7 @@ impl HttpBody for Body {
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            Kind::Empty => true,
+            Kind::Empty | Kind::Tunnel(_) => true,
             Kind::Full(_) => false,
             Kind::H1(incoming) => incoming.is_done(),
             Kind::H2(incoming) => incoming.body.is_end_stream(),
@@ -128,7 +145,7 @@ impl HttpBody for Body {
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Kind::Empty => SizeHint::with_exact(0),
+            Kind::Empty | Kind::Tunnel(_) => SizeHint::with_exact(0),
             Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Kind::H1(incoming) => incoming.size_hint(),
             Kind::H2(incoming) => incoming.body.size_hint(),

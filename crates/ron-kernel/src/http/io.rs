@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
-use tokio_rustls::server::TlsStream;
+use tokio_rustls::TlsStream;
 
 /// A connection, and bytes that were read ahead of it.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl From<TlsStream<Io>> for Io {
 
 impl Io {
     /// Gives back bytes that were read too early; they are the next to be read.
-    pub(crate) fn unread(&mut self, bytes: Bytes) {
+    pub fn unread(&mut self, bytes: Bytes) {
         self.ahead = if self.ahead.is_empty() {
             bytes
         } else {

@@ -3,6 +3,7 @@
 use super::body::Body;
 use super::h1::conn::{Conn, End};
 use super::h1::head::HeadLimits;
+use super::interim::Interim;
 use super::io::Io;
 use super::listener::{Bound, Peer};
 use super::table::{ConnTable, Entry, Order, Phase, PhaseLimits, Place};
@@ -98,6 +99,8 @@ pub struct ConnInfo {
     pub peer: Peer,
     /// The connection is encrypted.
     pub secure: bool,
+    /// Where interim answers go; HTTP/1.1 only.
+    pub interim: Option<Arc<Interim>>,
 }
 
 #[derive(Debug)]
@@ -295,7 +298,7 @@ async fn connection<H: Handler>(
     peer: Peer,
     tls: Option<Arc<TlsServer>>,
 ) {
-    let mut info = ConnInfo { peer, secure: tls.is_some() };
+    let mut info = ConnInfo { peer, secure: tls.is_some(), interim: None };
     let state = entry.state.clone();
     let limits = server.limits().clone();
     let prepared = async {
@@ -309,7 +312,7 @@ async fn connection<H: Handler>(
         let stream = tls.accept(io).await?;
         let (_, session) = stream.get_ref();
         let is_h2 = session.alpn_protocol() == Some(b"h2");
-        Ok::<_, std::io::Error>((Io::from(stream), is_h2))
+        Ok::<_, std::io::Error>((Io::from(tokio_rustls::TlsStream::from(stream)), is_h2))
     };
     let prepared = tokio::select! {
         biased;
@@ -346,12 +349,14 @@ async fn connection<H: Handler>(
     let io = if is_h2 {
         io
     } else {
+        info.interim = Some(Arc::default());
         // Boxed: the future of a connection holds that of its handler.
         match Box::pin(Conn::new(server, &mut entry, &info, io).run()).await {
             End::Http2(io) => io,
             End::Closed => return,
         }
     };
+    info.interim = None;
     Box::pin(h2::serve(server, &mut entry, info, io)).await;
 }
 

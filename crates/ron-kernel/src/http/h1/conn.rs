@@ -7,15 +7,16 @@
 use super::decoder::{BodyDecoder, Decoded};
 use super::head::{Framing, HeadError, HeadReader, RequestHead};
 use crate::http::body::{Body, BodyError};
+use crate::http::interim::Interim;
 use crate::http::io::Io;
 use crate::http::serve::{ConnInfo, Handler, Server};
 use crate::http::table::{Entry, Order, Phase};
+use crate::http::tunnel::{Ended, Pump, Tunnel};
 use crate::metrics::Counter;
 use crate::problem::{CorrId, Rejection};
 use crate::reason::Reason;
 use crate::task::panic_text;
-use atomic_waker::AtomicWaker;
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE, HeaderName, TRANSFER_ENCODING};
 use http::{Method, Request, Response, StatusCode, Version};
 use http_body::{Body as _, Frame, SizeHint};
@@ -24,7 +25,6 @@ use std::future::Future;
 use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -51,9 +51,7 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct Wire {
     inner: Mutex<Inner>,
-    /// The body wants to be read and the client waits for `100 Continue`.
-    continue_wanted: AtomicBool,
-    conn_waker: AtomicWaker,
+    interim: Arc<Interim>,
 }
 
 #[derive(Debug)]
@@ -133,8 +131,7 @@ impl Incoming {
                 Err(error) => return Poll::Ready(Some(Err(error))),
             }
             if std::mem::take(&mut self.wants_continue) {
-                self.wire.continue_wanted.store(true, Ordering::Release);
-                self.wire.conn_waker.wake();
+                self.wire.interim.want_continue();
             }
             match inner.poll_fill_body(cx) {
                 Poll::Ready(Ok(read)) if read > 0 => {}
@@ -213,11 +210,7 @@ impl<'a, H: Handler> Conn<'a, H> {
         io: Io,
     ) -> Conn<'a, H> {
         let inner = Inner { io, buffer: BytesMut::new(), body: BodyDecoder::Done, failed: false };
-        let wire = Wire {
-            inner: Mutex::new(inner),
-            continue_wanted: AtomicBool::new(false),
-            conn_waker: AtomicWaker::new(),
-        };
+        let wire = Wire { inner: Mutex::new(inner), interim: info.interim.clone().unwrap_or_default() };
         Conn { server, entry, info, wire: Arc::new(wire), out: BytesMut::new(), linger_time: LINGER_TIME }
     }
 
@@ -328,6 +321,7 @@ impl<'a, H: Handler> Conn<'a, H> {
         self.entry.state.set_request(&head.method, &head.uri);
         let asked = Asked { method: head.method.clone(), version: head.version, keep_alive: head.keep_alive };
         let corr = CorrId::from_headers(&head.headers);
+        self.wire.interim.reset();
         let body = self.begin_body(&head, read_timeout);
         let mut request = Request::new(body);
         *request.method_mut() = head.method;
@@ -379,7 +373,6 @@ impl<'a, H: Handler> Conn<'a, H> {
             return Body::default();
         }
         self.wire.lock().body = BodyDecoder::new(head.framing);
-        self.wire.continue_wanted.store(false, Ordering::Relaxed);
         Body::h1(Incoming {
             wire: self.wire.clone(),
             wants_continue: head.expect_continue,
@@ -389,17 +382,17 @@ impl<'a, H: Handler> Conn<'a, H> {
         })
     }
 
-    /// Polls the handler to its answer, meanwhile sending `100 Continue` when asked and noticing a client that
+    /// Polls the handler to its answer, meanwhile sending interim answers and noticing a client that
     /// left (then `None`).
     async fn drive<F>(&mut self, mut call: Pin<&mut F>) -> Option<Driven>
     where
         F: Future<Output = Response<Body>> + Send,
     {
         let state = self.entry.state.clone();
-        let mut interim: &[u8] = b"";
-        std::future::poll_fn(|cx| {
+        let mut said = BytesMut::new();
+        let driven = std::future::poll_fn(|cx| {
             state.watch(cx.waker());
-            self.wire.conn_waker.register(cx.waker());
+            self.wire.interim.waker.register(cx.waker());
             if state.order() == Order::Abort {
                 return Poll::Ready(Some(Driven::Aborted));
             }
@@ -408,20 +401,22 @@ impl<'a, H: Handler> Conn<'a, H> {
                 Ok(Poll::Pending) => {}
                 Err(panic) => return Poll::Ready(Some(Driven::Panic(panic_text(panic.as_ref())))),
             }
-            if self.wire.continue_wanted.swap(false, Ordering::AcqRel) {
-                interim = b"HTTP/1.1 100 Continue\r\n\r\n";
-            }
+            self.wire.interim.take_all(&mut said);
             let mut inner = self.wire.lock();
-            while !interim.is_empty() {
-                match Pin::new(&mut inner.io).poll_write(cx, interim) {
-                    Poll::Ready(Ok(written)) if written > 0 => interim = &interim[written..],
+            while !said.is_empty() {
+                match Pin::new(&mut inner.io).poll_write(cx, &said) {
+                    Poll::Ready(Ok(written)) if written > 0 => said.advance(written),
                     Poll::Ready(_) => return Poll::Ready(None),
                     Poll::Pending => break,
                 }
             }
             if client_left(&mut inner, cx) { Poll::Ready(None) } else { Poll::Pending }
         })
-        .await
+        .await;
+        // What was said in the same breath as the answer goes out before it.
+        self.wire.interim.take(&mut said);
+        self.out.unsplit(said);
+        driven
     }
 
     /// Writes the response; true if the connection can take another request.
@@ -436,6 +431,10 @@ impl<'a, H: Handler> Conn<'a, H> {
         let plan = Plan::of(asked, &response, &body);
         let keep = keep && plan.framing != Framing::UntilClose;
         encode_head(&mut self.out, asked, &response, plan, keep);
+        if let Some(tunnel) = body.take_tunnel() {
+            self.flush(Bytes::new()).await?;
+            return self.tunnel(tunnel).await.map(|()| false);
+        }
         if plan.bodiless {
             self.flush(Bytes::new()).await?;
         } else if let Some(bytes) = body.take_full() {
@@ -448,6 +447,28 @@ impl<'a, H: Handler> Conn<'a, H> {
             self.linger().await;
         }
         Ok(keep)
+    }
+
+    /// Passes bytes on in both directions until the connection ends.
+    async fn tunnel(&mut self, tunnel: Tunnel) -> Result<(), Cut> {
+        let mut pump = Pump::new(tunnel, self.server.limits().write_timeout);
+        let state = self.entry.state.clone();
+        {
+            let mut inner = self.wire.lock();
+            let ahead = inner.buffer.split().freeze();
+            inner.io.unread(ahead);
+        }
+        std::future::poll_fn(|cx| {
+            state.watch(cx.waker());
+            if state.order() == Order::Abort {
+                return Poll::Ready(Err(Cut::Aborted));
+            }
+            match ready!(pump.poll(&mut self.wire.lock().io, cx)) {
+                Ended::Closed => Poll::Ready(Ok(())),
+                Ended::WriteTimeout => Poll::Ready(Err(Cut::WriteTimeout)),
+            }
+        })
+        .await
     }
 
     /// Passes a body's frames on as they come, under backpressure.
@@ -698,7 +719,9 @@ fn encode_head(out: &mut BytesMut, asked: &Asked, response: &Response<Body>, pla
             Framing::UntilClose => {}
         }
     }
-    if !keep {
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        push_field(out, "connection", b"upgrade");
+    } else if !keep {
         push_field(out, "connection", b"close");
     } else if asked.version == Version::HTTP_10 {
         push_field(out, "connection", b"keep-alive");
