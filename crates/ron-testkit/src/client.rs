@@ -135,6 +135,14 @@ impl Client {
         }
     }
 
+    /// The next bytes, exactly so many.
+    pub fn read_exact(&mut self, length: usize) -> std::io::Result<Vec<u8>> {
+        while self.buffer.len() < length {
+            self.fill()?;
+        }
+        Ok(self.buffer.drain(..length).collect())
+    }
+
     /// Everything up to the end of the connection.
     pub fn read_to_end(&mut self) -> std::io::Result<Vec<u8>> {
         while self.fill().is_ok() {}

@@ -19,6 +19,8 @@ pub enum Script {
     Chunks(Vec<Vec<u8>>, Duration),
     /// These bytes, whatever they are, then close.
     Raw(Vec<u8>),
+    /// Changes the protocol to `echo`, says `hello`, then sends back whatever comes.
+    Upgrade,
     /// Never.
     Silence,
     /// Close as soon as the head is there, without reading the body.
@@ -33,6 +35,8 @@ pub struct Origin {
     pub seen: Arc<Mutex<Vec<String>>>,
     /// Bodies of the requests seen.
     pub bodies: Arc<Mutex<Vec<Vec<u8>>>>,
+    /// Lines behind the bodies of the requests seen.
+    pub trailers: Arc<Mutex<Vec<String>>>,
     pub connections: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
 }
@@ -46,10 +50,15 @@ impl Origin {
             address,
             seen: Arc::default(),
             bodies: Arc::default(),
+            trailers: Arc::default(),
             connections: Arc::default(),
             stop: Arc::default(),
         };
-        let (seen, bodies) = (origin.seen.clone(), origin.bodies.clone());
+        let log = Log {
+            seen: origin.seen.clone(),
+            bodies: origin.bodies.clone(),
+            trailers: origin.trailers.clone(),
+        };
         let (connections, stop) = (origin.connections.clone(), origin.stop.clone());
         let choose = Arc::new(choose);
         std::thread::spawn(move || {
@@ -59,9 +68,9 @@ impl Origin {
                 }
                 let Ok(stream) = stream else { continue };
                 connections.fetch_add(1, Ordering::SeqCst);
-                let (seen, bodies, choose) = (seen.clone(), bodies.clone(), choose.clone());
+                let (log, choose) = (log.clone(), choose.clone());
                 std::thread::spawn(move || {
-                    let _ = serve(stream, &seen, &bodies, &*choose);
+                    let _ = serve(stream, &log, &*choose);
                 });
             }
         });
@@ -86,12 +95,15 @@ impl Drop for Origin {
     }
 }
 
-fn serve(
-    mut stream: TcpStream,
-    seen: &Mutex<Vec<String>>,
-    bodies: &Mutex<Vec<Vec<u8>>>,
-    choose: &dyn Fn(&str) -> Script,
-) -> std::io::Result<()> {
+/// Where an origin notes what it sees.
+#[derive(Clone)]
+struct Log {
+    seen: Arc<Mutex<Vec<String>>>,
+    bodies: Arc<Mutex<Vec<Vec<u8>>>>,
+    trailers: Arc<Mutex<Vec<String>>>,
+}
+
+fn serve(mut stream: TcpStream, log: &Log, choose: &dyn Fn(&str) -> Script) -> std::io::Result<()> {
     let mut buffer: Vec<u8> = Vec::new();
     loop {
         let end = loop {
@@ -102,7 +114,7 @@ fn serve(
         };
         let head = String::from_utf8_lossy(&buffer[..end]).into_owned();
         buffer.drain(..end);
-        seen.lock().expect("no test panics while holding this").push(head.clone());
+        log.seen.lock().expect("no test panics while holding this").push(head.clone());
         let path = head.split(' ').nth(1).unwrap_or("/").to_owned();
         let script = choose(&path);
         if matches!(script, Script::HangUp) {
@@ -113,7 +125,9 @@ fn serve(
             Some(line[name.len()..].trim().to_owned())
         };
         let body = if field("transfer-encoding:").is_some() {
-            take_chunks(&mut stream, &mut buffer)?
+            let (body, trailers) = take_chunks(&mut stream, &mut buffer)?;
+            log.trailers.lock().expect("no test panics while holding this").extend(trailers);
+            body
         } else {
             let length = field("content-length:").and_then(|length| length.parse().ok()).unwrap_or(0);
             while buffer.len() < length {
@@ -121,7 +135,7 @@ fn serve(
             }
             buffer.drain(..length).collect()
         };
-        bodies.lock().expect("no test panics while holding this").push(body.clone());
+        log.bodies.lock().expect("no test panics while holding this").push(body.clone());
         let bodiless = head.starts_with("HEAD");
         let with_length = |body: &[u8]| {
             let mut out = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len()).into_bytes();
@@ -147,6 +161,7 @@ fn serve(
             }
             Script::Raw(bytes) => return stream.write_all(&bytes),
             Script::HangUp => return Ok(()),
+            Script::Upgrade => return echo(&mut stream, buffer),
             Script::Silence => {
                 let mut rest = Vec::new();
                 stream.read_to_end(&mut rest)?;
@@ -156,25 +171,45 @@ fn serve(
     }
 }
 
-fn take_chunks(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> std::io::Result<Vec<u8>> {
+fn echo(stream: &mut TcpStream, mut buffer: Vec<u8>) -> std::io::Result<()> {
+    let head = "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\nhello";
+    stream.write_all(head.as_bytes())?;
+    loop {
+        stream.write_all(&buffer)?;
+        buffer.clear();
+        fill(stream, &mut buffer)?;
+    }
+}
+
+/// A chunked body, and the lines behind it.
+fn take_chunks(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> std::io::Result<(Vec<u8>, Vec<String>)> {
     let mut body = Vec::new();
     loop {
-        let line = loop {
-            if let Some(at) = buffer.windows(2).position(|window| window == b"\r\n") {
-                break at;
-            }
-            fill(stream, buffer)?;
-        };
-        let size = usize::from_str_radix(&String::from_utf8_lossy(&buffer[..line]), 16)
-            .map_err(std::io::Error::other)?;
-        while buffer.len() < line + 4 + size {
-            fill(stream, buffer)?;
-        }
-        body.extend_from_slice(&buffer[line + 2..line + 2 + size]);
-        buffer.drain(..line + 4 + size);
+        let size = usize::from_str_radix(&take_line(stream, buffer)?, 16).map_err(std::io::Error::other)?;
         if size == 0 {
-            return Ok(body);
+            let mut trailers = Vec::new();
+            loop {
+                match take_line(stream, buffer)? {
+                    line if line.is_empty() => return Ok((body, trailers)),
+                    line => trailers.push(line),
+                }
+            }
         }
+        while buffer.len() < size + 2 {
+            fill(stream, buffer)?;
+        }
+        body.extend(buffer.drain(..size + 2).take(size));
+    }
+}
+
+fn take_line(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> std::io::Result<String> {
+    loop {
+        if let Some(at) = buffer.windows(2).position(|window| window == b"\r\n") {
+            let line = String::from_utf8_lossy(&buffer[..at]).into_owned();
+            buffer.drain(..at + 2);
+            return Ok(line);
+        }
+        fill(stream, buffer)?;
     }
 }
 

@@ -27,6 +27,7 @@ impl Validate for Config {
         if let Some(tls) = &self.gateway.tls {
             tls.check(data.path(), "gateway.tls", problems);
         }
+        self.gateway.validate_files(data.path(), problems);
     }
 
     fn validate(&self, problems: &mut Problems) {

@@ -224,8 +224,7 @@ fn reloader(
     let files = move || {
         let current = watching.current();
         let data = data_dir(&current);
-        let tls = current.value.gateway.tls.iter().flat_map(|tls| tls.files(data.path()));
-        current.file.iter().cloned().chain(tls).collect()
+        current.file.iter().cloned().chain(current.value.gateway.files(data.path())).collect()
     };
     (Reloader::new(own, move || reloading.reload(), files), store)
 }

@@ -1,4 +1,5 @@
-//! The circuit breaker: an upstream that keeps failing is left alone for a while, then tried with one request.
+//! The circuit breaker: an upstream that keeps failing is left alone for a while, then probed in the background, then
+//! tried with one request.
 //!
 //! Pure: time is passed in.
 
@@ -35,8 +36,12 @@ enum State {
     Open {
         until: Instant,
     },
-    /// One request is out to see how things are.
-    HalfOpen,
+    /// A probe is out, in the background; requests are still refused.
+    Probing,
+    /// The probe found somebody: one request at a time is let through to see.
+    Trial {
+        busy: bool,
+    },
 }
 
 /// How a request may go ahead.
@@ -44,8 +49,11 @@ enum State {
 pub(crate) enum Admitted {
     Normally,
     /// It is the one that finds out.
-    AsProbe,
+    OnTrial,
 }
+
+/// What a request is told while another one finds out.
+const TRIAL_WAIT: Duration = Duration::from_secs(1);
 
 impl Breaker {
     pub(crate) fn new(now: Instant) -> Breaker {
@@ -56,7 +64,7 @@ impl Breaker {
     pub(crate) fn level(&self) -> u8 {
         match self.state {
             State::Closed => 0,
-            State::HalfOpen => 1,
+            State::Probing | State::Trial { .. } => 1,
             State::Open { .. } => 2,
         }
     }
@@ -65,30 +73,48 @@ impl Breaker {
     pub(crate) fn admit(&mut self, now: Instant) -> Result<Admitted, Duration> {
         match self.state {
             State::Closed => Ok(Admitted::Normally),
-            State::Open { until } if now < until => Err(until - now),
-            State::Open { .. } => {
-                self.state = State::HalfOpen;
-                Ok(Admitted::AsProbe)
+            State::Open { until } => Err(until.saturating_duration_since(now)),
+            State::Trial { busy: false } => {
+                self.state = State::Trial { busy: true };
+                Ok(Admitted::OnTrial)
             }
-            State::HalfOpen => Err(Duration::from_secs(1)),
+            State::Probing | State::Trial { busy: true } => Err(TRIAL_WAIT),
         }
     }
 
-    /// Notes how a request went. A probe that was given up is a failure: nobody found out.
-    pub(crate) fn record(&mut self, admitted: Admitted, good: bool, limits: Limits, now: Instant) {
-        if admitted == Admitted::AsProbe {
-            if good {
-                *self = Breaker::new(now);
-            } else {
-                self.state = State::Open { until: now + limits.open };
-            }
-            return;
+    /// Whether it is time for a probe; if so, one must be made, and [`Breaker::probed`] told.
+    pub(crate) fn begin_probe(&mut self, now: Instant) -> bool {
+        let due = matches!(self.state, State::Open { until } if until <= now);
+        if due {
+            self.state = State::Probing;
         }
-        self.in_a_row = if good { 0 } else { self.in_a_row + 1 };
-        let (answers, failures) = self.count(good, limits.window, now);
-        let often = answers >= ANSWERS_MIN && f64::from(failures) >= f64::from(answers) * limits.error_rate;
-        if self.state == State::Closed && (self.in_a_row >= limits.failures || (often && !good)) {
-            self.state = State::Open { until: now + limits.open };
+        due
+    }
+
+    /// Notes what a probe found.
+    pub(crate) fn probed(&mut self, good: bool, limits: Limits, now: Instant) {
+        if self.state == State::Probing {
+            self.state =
+                if good { State::Trial { busy: false } } else { State::Open { until: now + limits.open } };
+        }
+    }
+
+    /// Notes how a request went; `None` if nothing can be said, because the client left.
+    pub(crate) fn record(&mut self, admitted: Admitted, good: Option<bool>, limits: Limits, now: Instant) {
+        match (admitted, good) {
+            (Admitted::OnTrial, Some(true)) => *self = Breaker::new(now),
+            (Admitted::OnTrial, Some(false)) => self.state = State::Open { until: now + limits.open },
+            (Admitted::OnTrial, None) => self.state = State::Trial { busy: false },
+            (Admitted::Normally, None) => {}
+            (Admitted::Normally, Some(good)) => {
+                self.in_a_row = if good { 0 } else { self.in_a_row + 1 };
+                let (answers, failures) = self.count(good, limits.window, now);
+                let often =
+                    answers >= ANSWERS_MIN && f64::from(failures) >= f64::from(answers) * limits.error_rate;
+                if self.state == State::Closed && (self.in_a_row >= limits.failures || (often && !good)) {
+                    self.state = State::Open { until: now + limits.open };
+                }
+            }
         }
     }
 
@@ -120,25 +146,38 @@ mod tests {
 
     fn go(breaker: &mut Breaker, good: bool, now: Instant) -> Result<Admitted, Duration> {
         let admitted = breaker.admit(now)?;
-        breaker.record(admitted, good, LIMITS, now);
+        breaker.record(admitted, Some(good), LIMITS, now);
         Ok(admitted)
     }
 
     #[test]
-    fn failures_in_a_row_open_it_and_a_probe_closes_it() {
+    fn failures_in_a_row_open_it_and_a_probe_and_a_trial_close_it() {
         let start = Instant::now();
         let mut breaker = Breaker::new(start);
         for _ in 0..5 {
             assert_eq!(go(&mut breaker, false, start), Ok(Admitted::Normally));
         }
         assert_eq!(go(&mut breaker, true, start), Err(Duration::from_secs(5)));
-        let later = start + Duration::from_secs(5);
-        assert_eq!(go(&mut breaker, false, later), Ok(Admitted::AsProbe), "still ill");
+        assert!(!breaker.begin_probe(start), "too early");
+        let mut later = start + Duration::from_secs(5);
+        assert!(breaker.admit(later).is_err(), "no request is sent where nobody may be");
+        assert!(breaker.begin_probe(later) && !breaker.begin_probe(later), "one probe at a time");
+        assert_eq!((breaker.level(), breaker.admit(later)), (1, Err(TRIAL_WAIT)));
+        breaker.probed(false, LIMITS, later);
+        assert_eq!(breaker.level(), 2, "still gone");
+        later += Duration::from_secs(5);
+        assert!(breaker.begin_probe(later));
+        breaker.probed(true, LIMITS, later);
+        assert_eq!(go(&mut breaker, false, later), Ok(Admitted::OnTrial), "there, but still ill");
         assert_eq!(breaker.level(), 2);
-        let later = later + Duration::from_secs(5);
-        assert_eq!(breaker.admit(later), Ok(Admitted::AsProbe));
-        assert!(breaker.admit(later).is_err(), "one at a time");
-        breaker.record(Admitted::AsProbe, true, LIMITS, later);
+        later += Duration::from_secs(5);
+        assert!(breaker.begin_probe(later));
+        breaker.probed(true, LIMITS, later);
+        assert_eq!(breaker.admit(later), Ok(Admitted::OnTrial));
+        assert_eq!(breaker.admit(later), Err(TRIAL_WAIT), "one at a time");
+        breaker.record(Admitted::OnTrial, None, LIMITS, later);
+        assert_eq!(breaker.admit(later), Ok(Admitted::OnTrial), "a client that left found nothing out");
+        breaker.record(Admitted::OnTrial, Some(true), LIMITS, later);
         assert_eq!((breaker.level(), go(&mut breaker, true, later)), (0, Ok(Admitted::Normally)));
     }
 

@@ -1,15 +1,19 @@
 //! The keys of `[gateway]`.
 
 use crate::routes::Routes;
-use crate::upstream::Address;
 use ron_kernel::admission::client_ip::{Cidr, TrustedProxies};
 use ron_kernel::config::Problems;
 use ron_kernel::http::ServerLimits;
-use ron_kernel::tls::TlsSettings;
+use ron_kernel::http::client::Address;
+use ron_kernel::tls::{ClientTlsSettings, TlsSettings};
 use ron_kernel::units::{Size, Span};
 use ron_kernel::{choice, settings};
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const HEALTH_INTERVAL_MIN: Duration = Duration::from_millis(100);
 
 settings! {
     /// The gateway.
@@ -209,8 +213,15 @@ settings! {
     pub struct UpstreamSettings {
         /// What routes call it.
         name: String = String::new() => Required;
-        /// Its servers, as `http://host:port` or `unix:path`; requests go round.
+        /// Its servers, as `http://host:port`, `https://host:port`, `h2c://host:port` (HTTP/2 without TLS) or
+        /// `unix:path`. Under TLS the server chooses between HTTP/2 and HTTP/1.1.
         servers: Vec<String> = Vec::new() => Required;
+        /// Which server takes a request.
+        balance: Balance = Balance::P2c => Hot;
+        /// Checks of each server. Left out: a server is judged by the requests it gets only.
+        health: Option<HealthSettings> = None => Hot;
+        /// TLS towards `https://` servers.
+        tls: ClientTlsSettings = ClientTlsSettings::default() => Hot;
         /// Requests it may be working on at one time, over all its servers; more wait in the fair queue.
         max_inflight: usize = 256 => Hot;
         /// When to try again.
@@ -222,8 +233,28 @@ settings! {
     }
 }
 
+choice! {
+    /// Which server takes a request.
+    pub enum Balance {
+        /// The better of two picked at random, by load and latency.
+        P2c = "p2c",
+        /// One after the other.
+        RoundRobin = "round_robin",
+    }
+}
+
 settings! {
-    /// Retries: of idempotent requests without a body, if the backoff fits the deadline and the budget is not spent.
+    /// Active health checks: two failures in a row take a server out, two successes bring it back.
+    pub struct HealthSettings {
+        /// Path that a healthy server answers with 2xx or 3xx.
+        path: String = String::new() => Required;
+        /// Time between two checks; an answer must come within it, and within 5 seconds.
+        interval: Span = Span::secs(2) => Hot;
+    }
+}
+
+settings! {
+    /// Retries: of idempotent requests whose body has not begun to stream, if the backoff fits the deadline and the budget is not spent.
     pub struct RetrySettings {
         /// Tries in all; 1 is no retry.
         tries: u64 = 3 => Hot;
@@ -239,13 +270,14 @@ settings! {
 settings! {
     /// The circuit breaker: failures are 5xx answers, broken calls and timeouts.
     pub struct BreakerSettings {
-        /// Failures in a row that open it.
+        /// Failures in a row that open it, or that leave one of several servers out for a while.
         failures: u64 = 5 => Hot;
         /// Failures over answers within the window that open it.
         error_rate: f64 = 0.5 => Hot;
         /// The window of the rate.
         window: Span = Span::secs(10) => Hot;
-        /// How long it stays open before one request is let through to see.
+        /// How long it stays open before a probe in the background sees whether anybody is there; then one request
+        /// at a time is let through.
         open: Span = Span::secs(5) => Hot;
     }
 }
@@ -275,6 +307,12 @@ settings! {
         class: String = String::new() => Hot;
         /// Decode compressed request bodies, under the limits, before they are passed on.
         decode: bool = false => Hot;
+    }
+}
+
+impl UpstreamSettings {
+    pub(crate) fn uses_tls(&self) -> bool {
+        self.servers.iter().any(|server| server.starts_with("https:"))
     }
 }
 
@@ -412,8 +450,34 @@ impl GatewaySettings {
                 if let Err(error) = text.parse::<Address>() {
                     problems.add(format!("{at}.servers[{server}]"), error);
                 }
+                if upstream.servers[..server].contains(text) {
+                    problems.add(format!("{at}.servers[{server}]"), "is listed twice");
+                }
+            }
+            if let Some(health) = &upstream.health {
+                if !health.path.starts_with('/') || health.path.parse::<http::Uri>().is_err() {
+                    problems.add(format!("{at}.health.path"), "is no path: it begins with /");
+                }
+                if health.interval.0 < HEALTH_INTERVAL_MIN {
+                    problems.add(format!("{at}.health.interval"), "must be at least 100ms");
+                }
             }
         }
+    }
+
+    /// Problems with the files that upstreams need.
+    pub fn validate_files(&self, base: &Path, problems: &mut Problems) {
+        for (index, upstream) in self.upstreams.iter().enumerate().filter(|(_, upstream)| upstream.uses_tls())
+        {
+            upstream.tls.check(base, &format!("gateway.upstreams[{index}].tls"), problems);
+        }
+    }
+
+    /// The files whose change should lead to a reload.
+    pub fn files(&self, base: &Path) -> Vec<PathBuf> {
+        let tls = self.tls.iter().flat_map(|tls| tls.files(base));
+        let upstreams = self.upstreams.iter().filter(|upstream| upstream.uses_tls());
+        tls.chain(upstreams.flat_map(|upstream| upstream.tls.files(base))).collect()
     }
 
     /// What the kernel's server is told.

@@ -2,36 +2,37 @@
 
 use bytes::BytesMut;
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
-    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
+    CONNECTION, CONTENT_LENGTH, COOKIE, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, MAX_FORWARDS,
+    TE, TRANSFER_ENCODING, UPGRADE, VIA,
 };
-use http::{Request, Uri};
-use ron_kernel::admission::deadline::{DEADLINE, GRPC_TIMEOUT, REQUEST_TIMEOUT, request_timeout_value};
+use http::request::Parts;
+use http::{Method, Request, StatusCode, Uri, Version};
+use ron_kernel::admission::deadline::{Budget, GRPC_TIMEOUT, REQUEST_TIMEOUT, request_timeout_value};
+use ron_kernel::http::client::{Outgoing, retain};
 use ron_kernel::http::{Body, ConnInfo};
 use ron_kernel::problem::{CorrId, X_CORR_ID};
+use std::fmt::Write as _;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::Instant;
 
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
 /// Fields that concern one connection only.
 fn is_hop_by_hop(name: &HeaderName) -> bool {
-    [
-        CONNECTION,
-        KEEP_ALIVE,
-        PROXY_CONNECTION,
-        PROXY_AUTHENTICATE,
-        PROXY_AUTHORIZATION,
-        TE,
-        TRAILER,
-        TRANSFER_ENCODING,
-        UPGRADE,
-    ]
-    .contains(name)
+    matches!(
+        name.as_str(),
+        "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+    )
 }
 
 /// Fields that `Connection` names as concerning this connection only.
@@ -46,10 +47,7 @@ pub(crate) fn clean_response(headers: &mut HeaderMap) {
     for name in named_by_connection(headers) {
         headers.remove(name);
     }
-    let hop_by_hop: Vec<HeaderName> = headers.keys().filter(|name| is_hop_by_hop(name)).cloned().collect();
-    for name in hop_by_hop {
-        headers.remove(name);
-    }
+    retain(headers, |name| !is_hop_by_hop(name));
 }
 
 /// Whether a field may come behind a body: not what frames, routes or vouches for the message (RFC 9110, 6.5.1).
@@ -89,125 +87,257 @@ pub(crate) fn host_of(request: &Request<Body>) -> String {
     name.to_ascii_lowercase()
 }
 
-/// What the upstream is told beside the client's own fields.
+/// A request on its way to the upstream: the client's own fields, and what a proxy adds.
 pub(crate) struct Forward<'a> {
+    pub(crate) request: &'a Parts,
     pub(crate) conn: &'a ConnInfo,
     pub(crate) client: Option<IpAddr>,
     /// The peer is a trusted proxy, so what it says of earlier hops stays.
     pub(crate) trusted: bool,
     pub(crate) corr: &'a CorrId,
-    pub(crate) remaining: Duration,
+    pub(crate) budget: Budget,
     pub(crate) strip_prefix: &'a str,
-    /// `None`: chunked.
+    /// `None`: not known beforehand.
     pub(crate) body_len: Option<u64>,
-    pub(crate) has_body: bool,
+    /// The protocol that the client asks to change to.
+    pub(crate) upgrade: Option<HeaderValue>,
 }
 
-/// Writes the head of the upstream request.
-pub(crate) fn request_head(request: &Request<Body>, forward: &Forward<'_>) -> BytesMut {
-    let headers = request.headers();
-    let mut out = BytesMut::with_capacity(1024);
-    out.extend_from_slice(request.method().as_str().as_bytes());
-    out.extend_from_slice(b" ");
-    push_target(&mut out, request.uri(), forward.strip_prefix);
-    out.extend_from_slice(b" HTTP/1.1\r\n");
-    let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
-    let host = authority.or_else(|| headers.get(HOST).map(HeaderValue::as_bytes)).unwrap_or(b"");
-    push(&mut out, &HOST, host);
-    let named = named_by_connection(headers);
-    for (name, value) in headers {
-        let ours = *name == HOST
-            || *name == CONTENT_LENGTH
-            || *name == EXPECT
-            || *name == X_CORR_ID
-            || *name == VIA
-            || *name == COOKIE
-            || [REQUEST_TIMEOUT, DEADLINE, GRPC_TIMEOUT].contains(name);
-        let earlier = [FORWARDED, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO].contains(name);
-        // Others of that family are a proxy's to send, never a client's.
-        let claimed = !forward.trusted && name.as_str().starts_with("x-forwarded-");
-        if !ours && !earlier && !claimed && !is_hop_by_hop(name) && !named.contains(name) {
-            push(&mut out, name, value.as_bytes());
+impl Outgoing for Forward<'_> {
+    fn method(&self) -> &Method {
+        &self.request.method
+    }
+
+    fn write_http1(&self, out: &mut BytesMut) {
+        out.extend_from_slice(self.request.method.as_str().as_bytes());
+        out.extend_from_slice(b" ");
+        self.push_target(out);
+        out.extend_from_slice(b" HTTP/1.1\r\n");
+        out.put(&HOST, &[self.host()]);
+        self.put_fields(out);
+        if let Some(protocol) = &self.upgrade {
+            out.put(&CONNECTION, &[b"upgrade"]);
+            out.put(&UPGRADE, &[protocol.as_bytes()]);
+        }
+        if self.body_len.is_none() {
+            out.put(&TRANSFER_ENCODING, &[b"chunked"]);
+        }
+        out.extend_from_slice(b"\r\n");
+    }
+
+    fn http2(&self, scheme: &str, authority: &str) -> Request<()> {
+        let mut target = BytesMut::new();
+        self.push_target(&mut target);
+        let host = std::str::from_utf8(self.host()).ok().filter(|host| !host.is_empty());
+        let uri =
+            Uri::builder().scheme(scheme).authority(host.unwrap_or(authority)).path_and_query(&target[..]);
+        let mut request = Request::new(());
+        *request.method_mut() = self.request.method.clone();
+        *request.uri_mut() = uri.build().unwrap_or_default();
+        self.put_fields(request.headers_mut());
+        request
+    }
+
+    fn upgrades(&self) -> bool {
+        self.upgrade.is_some()
+    }
+
+    fn chunked(&self) -> bool {
+        self.body_len.is_none()
+    }
+
+    fn interim(&self, status: StatusCode, mut headers: HeaderMap) {
+        // 100 was for us: the client's own expectation is met by its connection.
+        if let Some(interim) = &self.conn.interim
+            && status != StatusCode::CONTINUE
+            && self.request.version == Version::HTTP_11
+        {
+            clean_response(&mut headers);
+            interim.send(status, &headers);
         }
     }
-    push_cookies(&mut out, headers);
-    if headers.get(TE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"trailers")) {
-        push(&mut out, &TE, b"trailers");
+
+    fn trailers(&self) -> fn(&HeaderName) -> bool {
+        may_trail
     }
-    push_forwarded(&mut out, headers, host, forward);
-    push_list(&mut out, headers, &VIA, b"1.1 ron");
-    push(&mut out, &X_CORR_ID, forward.corr.value().as_bytes());
-    push(&mut out, &REQUEST_TIMEOUT, request_timeout_value(forward.remaining).as_bytes());
-    match forward.body_len {
-        Some(length) if forward.has_body || length > 0 => {
-            push(&mut out, &CONTENT_LENGTH, length.to_string().as_bytes())
+}
+
+impl Forward<'_> {
+    /// The host the client asked for, which the upstream is asked for too.
+    fn host(&self) -> &[u8] {
+        let authority = self.request.uri.authority().map(|authority| authority.as_str().as_bytes());
+        authority.or_else(|| self.request.headers.get(HOST).map(HeaderValue::as_bytes)).unwrap_or(b"")
+    }
+
+    fn push_target(&self, out: &mut BytesMut) {
+        let path = self.request.uri.path();
+        let rest = path.strip_prefix(self.strip_prefix.trim_end_matches('/')).unwrap_or(path);
+        if !rest.starts_with('/') {
+            out.extend_from_slice(b"/");
         }
-        None => push(&mut out, &TRANSFER_ENCODING, b"chunked"),
-        Some(_) => {}
+        out.extend_from_slice(rest.as_bytes());
+        if let Some(query) = self.request.uri.query() {
+            out.extend_from_slice(b"?");
+            out.extend_from_slice(query.as_bytes());
+        }
     }
-    out.extend_from_slice(b"\r\n");
-    out
+
+    /// Everything but what belongs to one version of HTTP.
+    fn put_fields(&self, out: &mut impl Fields) {
+        let headers = &self.request.headers;
+        let named = named_by_connection(headers);
+        for (name, value) in headers {
+            if !is_ours(name.as_str(), self.trusted) && !named.contains(name) {
+                out.put(name, &[value.as_bytes()]);
+            }
+        }
+        put_cookies(out, headers);
+        if headers.get(TE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"trailers")) {
+            out.put(&TE, &[b"trailers"]);
+        }
+        self.put_forwarded(out);
+        let via: &[u8] = match self.request.version {
+            Version::HTTP_10 => b"1.0 ron",
+            Version::HTTP_11 => b"1.1 ron",
+            _ => b"2 ron",
+        };
+        put_list(out, headers, &VIA, &[via]);
+        out.put(&X_CORR_ID, &[self.corr.value().as_bytes()]);
+        let remaining = self.budget.remaining(Instant::now());
+        out.put(&REQUEST_TIMEOUT, &[request_timeout_value(remaining).as_bytes()]);
+        if headers.contains_key(&GRPC_TIMEOUT) {
+            out.put(&GRPC_TIMEOUT, &[format!("{}m", remaining.as_millis().min(99_999_999)).as_bytes()]);
+        }
+        if let Some(hops) = max_forwards(&self.request.method, headers) {
+            out.put(&MAX_FORWARDS, &[hops.saturating_sub(1).to_string().as_bytes()]);
+        }
+        let has_body = [Method::POST, Method::PUT, Method::PATCH].contains(&self.request.method);
+        if let Some(length) = self.body_len.filter(|length| has_body || *length > 0) {
+            out.put(&CONTENT_LENGTH, &[length.to_string().as_bytes()]);
+        }
+    }
+
+    /// `Forwarded` and its older cousins, rebuilt: only a trusted proxy's account of earlier hops is kept.
+    fn put_forwarded(&self, out: &mut impl Fields) {
+        let none = HeaderMap::new();
+        let earlier = if self.trusted { &self.request.headers } else { &none };
+        let proto: &[u8] = if self.conn.secure { b"https" } else { b"http" };
+        let (mut text, host) = (String::new(), self.host());
+        let [open, close]: [&[u8]; 2] = match self.conn.peer.ip().or(self.client) {
+            Some(ip) => {
+                let _infallible = write!(text, "{ip}");
+                if ip.is_ipv6() { [b"for=\"[", b"]\";proto="] } else { [b"for=", b";proto="] }
+            }
+            None => {
+                text.push_str("unknown");
+                [b"for=", b";proto="]
+            }
+        };
+        let address = text.as_bytes();
+        put_list(out, earlier, &FORWARDED, &[open, address, close, proto, b";host=\"", host, b"\""]);
+        put_list(out, earlier, &X_FORWARDED_FOR, &[address]);
+        let said = |name: &HeaderName| earlier.get(name).map(HeaderValue::as_bytes);
+        out.put(&X_FORWARDED_PROTO, &[said(&X_FORWARDED_PROTO).unwrap_or(proto)]);
+        out.put(&X_FORWARDED_HOST, &[said(&X_FORWARDED_HOST).unwrap_or(host)]);
+    }
+}
+
+/// Where fields are put: the bytes of HTTP/1.1, or the map of HTTP/2.
+trait Fields {
+    /// Adds a field whose value is the pieces one after the other.
+    fn put(&mut self, name: &HeaderName, pieces: &[&[u8]]);
+}
+
+impl Fields for BytesMut {
+    fn put(&mut self, name: &HeaderName, pieces: &[&[u8]]) {
+        self.extend_from_slice(name.as_str().as_bytes());
+        self.extend_from_slice(b": ");
+        for piece in pieces {
+            self.extend_from_slice(piece);
+        }
+        self.extend_from_slice(b"\r\n");
+    }
+}
+
+impl Fields for HeaderMap {
+    fn put(&mut self, name: &HeaderName, pieces: &[&[u8]]) {
+        if let Ok(value) = HeaderValue::from_bytes(&pieces.concat()) {
+            self.append(name, value);
+        }
+    }
 }
 
 /// HTTP/2 clients may split cookies over several fields; HTTP/1.1 has one (RFC 9113, 8.2.3).
-fn push_cookies(out: &mut BytesMut, headers: &HeaderMap) {
-    let crumbs: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
-    if !crumbs.is_empty() {
-        push(out, &COOKIE, &crumbs.join(&b"; "[..]));
+fn put_cookies(out: &mut impl Fields, headers: &HeaderMap) {
+    let mut crumbs = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes);
+    if let Some(first) = crumbs.next() {
+        let pieces: Vec<&[u8]> =
+            std::iter::once(first).chain(crumbs.flat_map(|crumb| [&b"; "[..], crumb])).collect();
+        out.put(&COOKIE, &pieces);
     }
-}
-
-fn push_target(out: &mut BytesMut, uri: &Uri, strip_prefix: &str) {
-    let path = uri.path();
-    let rest = path.strip_prefix(strip_prefix.trim_end_matches('/')).unwrap_or(path);
-    if !rest.starts_with('/') {
-        out.extend_from_slice(b"/");
-    }
-    out.extend_from_slice(rest.as_bytes());
-    if let Some(query) = uri.query() {
-        out.extend_from_slice(b"?");
-        out.extend_from_slice(query.as_bytes());
-    }
-}
-
-/// `Forwarded` and its older cousins, rebuilt: only a trusted proxy's account of earlier hops is kept.
-fn push_forwarded(out: &mut BytesMut, headers: &HeaderMap, host: &[u8], forward: &Forward<'_>) {
-    let proto: &[u8] = if forward.conn.secure { b"https" } else { b"http" };
-    let none = HeaderMap::new();
-    let earlier = if forward.trusted { headers } else { &none };
-    let peer = forward.conn.peer.ip().or(forward.client);
-    let (address, element) = match peer {
-        Some(IpAddr::V6(ip)) => (ip.to_string(), format!("for=\"[{ip}]\"")),
-        Some(IpAddr::V4(ip)) => (ip.to_string(), format!("for={ip}")),
-        None => ("unknown".to_owned(), "for=unknown".to_owned()),
-    };
-    let proto_text = if forward.conn.secure { "https" } else { "http" };
-    let quoted: String = String::from_utf8_lossy(host).chars().filter(|c| !matches!(c, '"' | '\\')).collect();
-    let element = format!("{element};proto={proto_text};host=\"{quoted}\"");
-    push_list(out, earlier, &FORWARDED, element.as_bytes());
-    push_list(out, earlier, &X_FORWARDED_FOR, address.as_bytes());
-    let said = |name: &HeaderName| earlier.get(name).map(HeaderValue::as_bytes);
-    push(out, &X_FORWARDED_PROTO, said(&X_FORWARDED_PROTO).unwrap_or(proto));
-    push(out, &X_FORWARDED_HOST, said(&X_FORWARDED_HOST).unwrap_or(host));
 }
 
 /// A list field with our own element behind those that were there.
-fn push_list(out: &mut BytesMut, headers: &HeaderMap, name: &HeaderName, element: &[u8]) {
-    out.extend_from_slice(name.as_str().as_bytes());
-    out.extend_from_slice(b": ");
-    for value in headers.get_all(name) {
-        out.extend_from_slice(value.as_bytes());
-        out.extend_from_slice(b", ");
+fn put_list(out: &mut impl Fields, headers: &HeaderMap, name: &HeaderName, element: &[&[u8]]) {
+    let mut earlier = headers.get_all(name).iter().map(HeaderValue::as_bytes).peekable();
+    if earlier.peek().is_none() {
+        return out.put(name, element);
     }
-    out.extend_from_slice(element);
-    out.extend_from_slice(b"\r\n");
+    let pieces: Vec<&[u8]> =
+        earlier.flat_map(|value| [value, &b", "[..]]).chain(element.iter().copied()).collect();
+    out.put(name, &pieces);
 }
 
-fn push(out: &mut BytesMut, name: &HeaderName, value: &[u8]) {
-    out.extend_from_slice(name.as_str().as_bytes());
-    out.extend_from_slice(b": ");
-    out.extend_from_slice(value);
-    out.extend_from_slice(b"\r\n");
+/// Fields of a request that concern one hop, or that we write ourselves. Claims about earlier hops beyond those that
+/// we rebuild are a proxy's to make, never a client's.
+fn is_ours(name: &str, trusted: bool) -> bool {
+    match name {
+        "connection"
+        | "keep-alive"
+        | "proxy-connection"
+        | "proxy-authenticate"
+        | "proxy-authorization"
+        | "te"
+        | "trailer"
+        | "transfer-encoding"
+        | "upgrade"
+        | "host"
+        | "content-length"
+        | "expect"
+        | "x-corr-id"
+        | "via"
+        | "cookie"
+        | "request-timeout"
+        | "deadline"
+        | "grpc-timeout"
+        | "max-forwards"
+        | "forwarded"
+        | "x-forwarded-for"
+        | "x-forwarded-host"
+        | "x-forwarded-proto" => true,
+        _ => !trusted && name.starts_with("x-forwarded-"),
+    }
+}
+
+/// How many more hops an OPTIONS or TRACE request may make.
+pub(crate) fn max_forwards(method: &Method, headers: &HeaderMap) -> Option<u64> {
+    if ![Method::OPTIONS, Method::TRACE].contains(method) {
+        return None;
+    }
+    headers.get(MAX_FORWARDS)?.to_str().ok()?.trim().parse().ok()
+}
+
+/// The protocol that a request asks to change to, if it may: HTTP by another name would slip past every rule here.
+pub(crate) fn upgrade_of(request: &Request<Body>) -> Option<HeaderValue> {
+    let headers = request.headers();
+    let asked = request.version() == Version::HTTP_11 && request.body().exact_len() == Some(0);
+    let protocol = headers.get(UPGRADE).filter(|_| asked)?;
+    let text = protocol.to_str().ok()?.to_ascii_lowercase();
+    let is_http = text.split(',').any(|one| {
+        let name = one.trim().split('/').next().unwrap_or("");
+        name.is_empty() || ["h2c", "h2", "http", "tls"].contains(&name)
+    });
+    (!is_http && named_by_connection(headers).contains(&UPGRADE)).then(|| protocol.clone())
 }
 
 #[cfg(test)]
@@ -220,19 +350,34 @@ mod tests {
         for (name, value) in fields {
             request = request.header(*name, *value);
         }
-        let conn = ConnInfo { peer: Peer::Tcp("192.0.2.1:99".parse().unwrap()), secure: true };
-        let corr = CorrId::new();
+        let conn = ConnInfo { peer: Peer::Tcp("192.0.2.1:99".parse().unwrap()), secure: true, interim: None };
+        let request = request.body(Body::default()).unwrap();
+        let (corr, upgrade) = (CorrId::new(), upgrade_of(&request));
         let forward = Forward {
+            request: &request.into_parts().0,
             conn: &conn,
             client: None,
             trusted,
             corr: &corr,
-            remaining: Duration::from_millis(1500),
+            budget: Budget { until: Instant::now() + std::time::Duration::from_secs(2), client: None },
             strip_prefix: "/api",
             body_len: Some(0),
-            has_body: false,
+            upgrade,
         };
-        String::from_utf8(request_head(&request.body(Body::default()).unwrap(), &forward).to_vec()).unwrap()
+        let mut out = BytesMut::new();
+        forward.write_http1(&mut out);
+        // Both forms say the same.
+        let multiplexed = forward.http2("http", "x");
+        let fields = |headers: &HeaderMap| headers.len();
+        let text = String::from_utf8(out.to_vec()).unwrap();
+        let own = 2 + text
+            .lines()
+            .filter(|line| {
+                line.starts_with("host:") || line.starts_with("upgrade:") || line.starts_with("connection:")
+            })
+            .count();
+        assert_eq!(text.lines().count() - own, fields(multiplexed.headers()), "{text} {multiplexed:?}");
+        text
     }
 
     #[test]
@@ -240,7 +385,7 @@ mod tests {
         let text = head(false, &[("host", "a.org"), ("accept", "*/*"), ("via", "1.0 other")]);
         assert!(text.starts_with("GET /x?y=1 HTTP/1.1\r\nhost: a.org\r\naccept: */*\r\n"), "{text}");
         assert!(text.contains("via: 1.0 other, 1.1 ron\r\n"), "{text}");
-        assert!(text.contains("request-timeout: 1500ms\r\n"), "{text}");
+        assert!(text.contains("request-timeout: 1") && text.contains("ms\r\n"), "{text}");
         assert!(text.contains("forwarded: for=192.0.2.1;proto=https;host=\"a.org\"\r\n"), "{text}");
         assert!(!text.contains("content-length") && !text.contains("chunked"), "{text}");
     }

@@ -3,8 +3,8 @@
 use crate::config::{GatewaySettings, SchedFull};
 use crate::degraded::Hysteresis;
 use crate::gate::{self, Gate, LANES_LOCK, WORK_LOCK};
-use crate::proxy::{COUNTERS, Proxy};
-use crate::upstream::{BREAKER, IDLE};
+use crate::proxy::{COUNTERS, Proxy, upstream_tls};
+use crate::upstream::{BREAKER, IDLE, probe};
 use ron_kernel::bus::{KernelEvent, Next};
 use ron_kernel::channel;
 use ron_kernel::config::Prepared;
@@ -51,7 +51,7 @@ static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping"]);
 /// The gateway's declarations, for the inventory and the document.
 pub static CHANNELS: [&ChannelSpec; 5] = [&WORK, &SCHED, &EVENTS, &SHUTDOWN, &CONFIG];
 pub static LOCKS: [&LockSpec; 5] = [&WORK_LOCK, &LANES_LOCK, &COUNTERS, &IDLE, &BREAKER];
-pub const TASKS: [TaskSpec; 7] = {
+pub const TASKS: [TaskSpec; 12] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     let does = "applies a new configuration, forgets addresses whose buckets are full again";
     [
@@ -77,6 +77,36 @@ pub const TASKS: [TaskSpec; 7] = {
             does: "hands permits to the requests whose turn it is",
         },
         TaskSpec { service: NAME, kind: "housekeeping", sort: TaskSort::Permanent, does },
+        TaskSpec {
+            service: NAME,
+            kind: "prober",
+            sort: TaskSort::Permanent,
+            does: "starts health checks and breaker probes, tells readiness which upstreams are down",
+        },
+        TaskSpec {
+            service: NAME,
+            kind: "health_check",
+            sort: TaskSort::Scoped,
+            does: "asks one server whether it is well",
+        },
+        TaskSpec {
+            service: NAME,
+            kind: "breaker_probe",
+            sort: TaskSort::Scoped,
+            does: "sees whether anybody is there behind an open breaker",
+        },
+        TaskSpec {
+            service: NAME,
+            kind: "upstream_conn",
+            sort: TaskSort::Scoped,
+            does: "drives one HTTP/2 connection to a server",
+        },
+        TaskSpec {
+            service: NAME,
+            kind: "upstream_stream",
+            sort: TaskSort::Scoped,
+            does: "moves one request body over such a connection",
+        },
     ]
 };
 
@@ -143,8 +173,11 @@ impl Gateway {
             addresses.push(("uds", bound.address()));
             listeners.push((bound, None));
         }
-        let proxy = Arc::new(Proxy::new(service, settings, data.path().to_owned()));
+        let upstream_tls = upstream_tls(settings, data.path())?;
+        let proxy = Arc::new(Proxy::new(service, settings, data.path().to_owned(), &upstream_tls));
         start_scheduling(service, settings, proxy.gate());
+        let probing = (service.clone(), proxy.clone());
+        service.permanent("prober", 0, move || probe(probing.0.clone(), probing.1.clone()));
         let watching = (service.clone(), proxy.clone());
         service
             .permanent("overload_watch", 0, move || overload_watch(watching.0.clone(), watching.1.clone()));
@@ -181,12 +214,13 @@ impl Gateway {
             (Some(server), Some(settings)) => Some((server.clone(), settings.load(self.data.path())?)),
             _ => None,
         };
+        let upstream_tls = upstream_tls(settings, self.data.path())?;
         let (gateway, settings) = (self.clone(), settings.clone());
         Ok(Box::new(move || {
             if let Some((server, config)) = tls {
                 server.replace(config);
             }
-            gateway.server.handler().apply(&settings);
+            gateway.server.handler().apply(&settings, &upstream_tls);
             gateway.server.set_limits(settings.server_limits());
             gateway.config.send_replace(Arc::new(settings));
         }))

@@ -3,29 +3,31 @@
 use crate::config::{GatewaySettings, RouteSettings};
 use crate::decode::Decoded;
 use crate::fair_queue::Shape;
-use crate::forward::{Forward, clean_response, host_of, request_head};
+use crate::forward::{Forward, clean_response, host_of, max_forwards, upgrade_of};
 use crate::gate::{Gate, Pass, Refused, Ticket};
 use crate::gateway::WORK;
 use crate::routes::{Found, Routes, has_dot_segment, plain};
 use crate::tenants::{CLASS_NAMES, Caller, Tenants};
-use crate::upstream::{Call, CallError, Shared, Upstream};
+use crate::upstream::{Failure, Loaded, Metered, Shared, Upstream};
 use arc_swap::ArcSwap;
-use bytes::BytesMut;
-use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, VIA};
-use http::{Method, Request, Response};
+use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, UPGRADE, VIA};
+use http::{Method, Request, Response, StatusCode};
 use ron_kernel::admission::bucket::{Keyed, Rate, Single, Verdict};
 use ron_kernel::admission::client_ip::{TrustedProxies, network_of};
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::admission::decode::{self, DecodeError, DecodeLimits};
-use ron_kernel::http::{Body, BodyError, Capped, ConnInfo, Handler, Peer, requests_family};
-use ron_kernel::inventory::{Inventory, Live, LockSpec, Policy, Probe, Row};
+use ron_kernel::http::client::{Answer, CallError, Payload};
+use ron_kernel::http::{Body, BodyError, Capped, ConnInfo, Handler, Peer, Tunnel, requests_family};
+use ron_kernel::inventory::{Live, LockSpec, Policy, Probe, Row};
 use ron_kernel::kernel::Service;
 use ron_kernel::metrics::{Counter, Family, Histogram};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID, X_REASON};
 use ron_kernel::reason::{Reason, Rejections};
 use ron_kernel::sync::Permits;
+use ron_kernel::tls::{TlsClient, TlsError};
+use std::collections::HashMap;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -43,6 +45,15 @@ pub(crate) static COUNTERS: LockSpec = LockSpec {
     rank: 30,
     guards: "the token buckets of the quotas: one for all, and a shard of those by address",
 };
+
+/// How TLS is spoken to the upstreams that want it, by name.
+pub(crate) type UpstreamTls = HashMap<String, TlsClient>;
+
+/// Reads the files that upstreams need. Blocks on file I/O.
+pub(crate) fn upstream_tls(settings: &GatewaySettings, base: &Path) -> Result<UpstreamTls, TlsError> {
+    let named = settings.upstreams.iter().filter(|upstream| upstream.uses_tls());
+    named.map(|upstream| Ok((upstream.name.clone(), upstream.tls.load(base)?))).collect()
+}
 
 /// Everything that follows from one version of the configuration.
 pub(crate) struct Snapshot {
@@ -63,7 +74,6 @@ pub(crate) struct Snapshot {
 
 /// The handler behind the gateway's listeners.
 pub(crate) struct Proxy {
-    inventory: Inventory,
     snapshot: Arc<ArcSwap<Snapshot>>,
     base: PathBuf,
     gate: Arc<Gate>,
@@ -72,7 +82,7 @@ pub(crate) struct Proxy {
     per_tenant: Keyed<usize>,
     work: Arc<Row>,
     busy: Arc<Family<Counter, 3>>,
-    served: Arc<Family<Counter, 1>>,
+    shared: Shared,
     global: Single,
     per_ip: Keyed<IpAddr>,
     rejections: Rejections,
@@ -82,7 +92,6 @@ pub(crate) struct Proxy {
     decoders: Arc<Permits>,
     rpc_timeouts: Counter,
     retries: Counter,
-    connect_timeouts: Counter,
     #[cfg(feature = "otlp")]
     tracer: std::sync::OnceLock<ron_kernel::trace::Tracer>,
 }
@@ -94,7 +103,12 @@ impl std::fmt::Debug for Proxy {
 }
 
 impl Proxy {
-    pub(crate) fn new(service: &Service, settings: &GatewaySettings, base: PathBuf) -> Proxy {
+    pub(crate) fn new(
+        service: &Service,
+        settings: &GatewaySettings,
+        base: PathBuf,
+        tls: &UpstreamTls,
+    ) -> Proxy {
         let gate = Gate::new(service.inventory(), shape_of(settings), settings.max_inflight);
         expose(service, &gate);
         let degraded = Arc::new(AtomicBool::new(false));
@@ -106,15 +120,21 @@ impl Proxy {
         let capacity = settings.fair_queue.work_capacity;
         let live = Live::WhileUsed(Arc::downgrade(&probe));
         let work = service.inventory().register(&WORK, capacity, Policy::RejectNew, live);
-        let connect_timeouts = service.io_timeout("connect");
-        let inventory = service.inventory().clone();
-        let served = service.metrics().family(
-            "fq_served_cost_total",
-            "Cost of what was served, by tenant.",
-            ["tenant"],
-        );
-        let shared = Shared { inventory: &inventory, connect_timeouts: &connect_timeouts, served: &served };
-        let snapshot = Snapshot::new(settings, &base, None, &shared);
+        let shared = Shared {
+            service: service.clone(),
+            connect_timeouts: service.io_timeout("connect"),
+            latency: service.metrics().family(
+                "downstream_latency_seconds",
+                "Time from a call to the head of its answer.",
+                ["upstream"],
+            ),
+            served: service.metrics().family(
+                "fq_served_cost_total",
+                "Cost of what was served, by tenant.",
+                ["tenant"],
+            ),
+        };
+        let snapshot = Snapshot::new(settings, &base, tls, None, &shared);
         gate.reshape(shape_of(settings), settings.max_inflight, snapshot.lanes(), tenant_names(settings));
         let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
         let seen = snapshot.clone();
@@ -130,7 +150,6 @@ impl Proxy {
             ["service", "endpoint", "queue"],
         );
         Proxy {
-            inventory,
             snapshot,
             base,
             gate,
@@ -138,7 +157,7 @@ impl Proxy {
             per_tenant: Keyed::new(service.inventory(), &COUNTERS, TENANTS_MAX),
             work,
             busy,
-            served,
+            shared,
             global: Single::new(service.inventory(), &COUNTERS),
             per_ip: Keyed::new(service.inventory(), &COUNTERS, ADDRESSES_MAX),
             rejections: Rejections::new(service),
@@ -151,7 +170,6 @@ impl Proxy {
             decoders: Permits::new(DECODERS_MAX),
             rpc_timeouts: service.io_timeout("rpc"),
             retries: service.counter("backoff_retries_total", "Calls tried again.", "op", "rpc"),
-            connect_timeouts,
             #[cfg(feature = "otlp")]
             tracer: std::sync::OnceLock::new(),
         }
@@ -175,18 +193,9 @@ impl Proxy {
     }
 
     /// Swaps in a new configuration; requests under way keep the one they began with.
-    pub(crate) fn apply(&self, settings: &GatewaySettings) {
+    pub(crate) fn apply(&self, settings: &GatewaySettings, tls: &UpstreamTls) {
         let former = self.snapshot.load();
-        let snapshot = Snapshot::new(
-            settings,
-            &self.base,
-            Some(&former),
-            &Shared {
-                inventory: &self.inventory,
-                connect_timeouts: &self.connect_timeouts,
-                served: &self.served,
-            },
-        );
+        let snapshot = Snapshot::new(settings, &self.base, tls, Some(&former), &self.shared);
         self.gate.reshape(
             shape_of(settings),
             settings.max_inflight,
@@ -194,6 +203,11 @@ impl Proxy {
             tenant_names(settings),
         );
         self.snapshot.store(Arc::new(snapshot));
+    }
+
+    /// The upstreams in force, by name.
+    pub(crate) fn upstreams(&self) -> Vec<(String, Arc<Upstream>)> {
+        self.snapshot.load().named.clone()
     }
 
     /// Forgets the addresses whose buckets are full again.
@@ -214,6 +228,9 @@ impl Proxy {
         let trusted = conn.peer.ip().is_some_and(|ip| snapshot.trusted.trusts(ip));
         let client = conn.peer.ip().map(|ip| snapshot.trusted.client(ip, request.headers()));
         self.check_quotas(&snapshot, client, begun)?;
+        if let Some(response) = for_ourselves(&request) {
+            return Ok(response);
+        }
         let index = snapshot.route(&request)?;
         let route = &snapshot.settings.routes[index];
         *routed = Some(route.path.clone());
@@ -250,8 +267,9 @@ impl Proxy {
             self.gate.try_enter(ticket, &upstream.permits, served).ok_or(Refused::Lost)
         };
         let pass = entered.map_err(|refused| self.not_admitted(refused, ticket, caller, route))?;
+        let upgrade = upgrade_of(&request);
         let request = prepare_body(request, route, &snapshot.settings, cap, &self.decoders)?;
-        let passing = Passing { client, trusted, budget, pass, request_cost };
+        let passing = Passing { client, trusted, budget, pass, request_cost, upgrade };
         self.forward(request, conn, corr, &snapshot, index, passing).await
     }
 
@@ -326,7 +344,7 @@ impl Proxy {
 
     async fn forward(
         &self,
-        mut request: Request<Body>,
+        request: Request<Body>,
         conn: &ConnInfo,
         corr: &CorrId,
         snapshot: &Snapshot,
@@ -334,95 +352,105 @@ impl Proxy {
         passing: Passing,
     ) -> Result<Response<Body>, Rejection> {
         let route = &snapshot.settings.routes[index];
-        let body_len = request.body().exact_len();
-        let forward = Forward {
+        let (parts, body) = request.into_parts();
+        let body_len = body.exact_len();
+        let mut body = Some(body);
+        let head = Forward {
+            request: &parts,
             conn,
             client: passing.client,
             trusted: passing.trusted,
             corr,
-            remaining: passing.budget.remaining(Instant::now()),
+            budget: passing.budget,
             strip_prefix: &route.strip_prefix,
             body_len,
-            has_body: [Method::POST, Method::PUT, Method::PATCH].contains(request.method()),
+            upgrade: passing.upgrade.clone(),
         };
-        let head = request_head(&request, &forward);
-        let body = std::mem::take(request.body_mut());
-        let mut call = Call {
-            pass: Some(passing.pass),
-            request_cost: passing.request_cost,
-            cost_factor: route.cost,
-            silence: snapshot.settings.idle_timeout.0,
-            budget: passing.budget,
-            chunked: body_len.is_none(),
-        };
-        let repeatable = body_len == Some(0)
-            && (request.method().is_idempotent() || request.headers().contains_key("idempotency-key"));
-        let upstream = &snapshot.upstreams[index];
-        let mut response =
-            self.call(upstream, &head, request.method(), body, &mut call, repeatable, route).await?;
-        let no_content = response.status() == http::StatusCode::NO_CONTENT;
-        let headers = response.headers_mut();
-        clean_response(headers);
-        if no_content {
+        let silence = snapshot.settings.idle_timeout.0;
+        let (answer, loaded) =
+            self.call(&snapshot.upstreams[index], &head, &mut body, silence, passing.budget, route).await?;
+        let Answer { status, mut headers, payload } = answer;
+        let protocol = headers.get(UPGRADE).cloned();
+        clean_response(&mut headers);
+        if status == StatusCode::NO_CONTENT {
             headers.remove(CONTENT_LENGTH);
         }
         headers.remove(X_REASON);
         headers.append(VIA, HeaderValue::from_static("1.1 ron"));
         headers.insert(X_CORR_ID, corr.value().clone());
+        let (cost, factor) = (passing.request_cost, route.cost);
+        let body = match payload {
+            Payload::Whole(bytes) => {
+                passing.pass.settle(factor.saturating_mul(cost + bytes.len() as u64));
+                Body::full(bytes)
+            }
+            Payload::Stream(body) => Body::stream(Metered::new(
+                body,
+                &headers,
+                &passing.budget,
+                passing.pass,
+                (cost, factor),
+                loaded,
+            )),
+            // From here on it is a connection, not a request: `max_conns` bounds it.
+            Payload::Upgraded(io) => {
+                headers.extend(protocol.map(|protocol| (UPGRADE, protocol)));
+                Body::tunnel(Tunnel::new(io, silence))
+            }
+        };
+        let mut response = Response::new(body);
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
         Ok(response)
     }
 }
 
 impl Proxy {
     /// Calls the upstream, more than once if that is safe, worth it and paid for.
-    #[expect(clippy::too_many_arguments, reason = "each is a different matter")]
     async fn call(
         &self,
         upstream: &Upstream,
-        head: &BytesMut,
-        method: &Method,
-        mut body: Body,
-        call: &mut Call,
-        repeatable: bool,
+        head: &Forward<'_>,
+        body: &mut Option<Body>,
+        silence: Duration,
+        budget: Budget,
         route: &RouteSettings,
-    ) -> Result<Response<Body>, Rejection> {
+    ) -> Result<(Answer, Loaded), Rejection> {
+        let request = head.request;
+        let repeatable = request.method.is_idempotent() || request.headers.contains_key("idempotency-key");
         upstream.earn_retry();
+        let mut tried = Vec::new();
         for attempt in 1.. {
             let mut watched = upstream.watch().map_err(|wait| {
                 Rejection::new(Reason::BreakerOpen, "the upstream keeps failing").retry_after(seconds(wait))
             })?;
-            let until = tokio::time::Instant::from_std(call.budget.until);
-            let called = upstream.call(head, method, std::mem::take(&mut body), call);
+            let until = tokio::time::Instant::from_std(budget.until);
+            let called = upstream.call(head, body, silence, &mut tried);
             let Ok(outcome) = tokio::time::timeout_at(until, called).await else {
                 watched.good = Some(false);
                 self.rpc_timeouts.inc();
                 return Err(Rejection::new(Reason::Deadline, "the upstream did not answer in time"));
             };
-            let failed = match &outcome {
-                Ok(response) => response.status().is_server_error(),
-                // What the client did wrong is not held against the upstream.
-                Err(CallError::RequestBody(_)) => {
-                    return outcome.map_err(|error| refusal(error, &route.upstream));
+            let (failed, again) = match &outcome {
+                Ok((answer, _)) => {
+                    (answer.status.is_server_error(), matches!(answer.status.as_u16(), 502..=504))
                 }
-                Err(_) => true,
+                // What the client did wrong is not held against the upstream.
+                Err(Failure::Call(CallError::RequestBody(_))) => {
+                    return outcome.map_err(|failure| refusal(failure, &route.upstream));
+                }
+                Err(Failure::NoServer) => (true, false),
+                Err(_) => (true, true),
             };
             watched.good = Some(!failed);
             drop(watched);
-            let again = match &outcome {
-                Ok(response) => matches!(response.status().as_u16(), 502..=504),
-                Err(_) => true,
-            };
+            let may_repeat = again && repeatable && (body.is_some() || head.body_len == Some(0));
             let delay = backoff(upstream.retry.base.0, upstream.retry.cap.0, attempt);
-            let fits = call.budget.remaining(Instant::now()) > delay;
-            if !again || !repeatable || attempt >= upstream.retry.tries || !fits || !upstream.spend_retry() {
-                return outcome.map_err(|error| refusal(error, &route.upstream));
+            let fits = budget.remaining(Instant::now()) > delay;
+            if !may_repeat || attempt >= upstream.retry.tries || !fits || !upstream.spend_retry() {
+                return outcome.map_err(|failure| refusal(failure, &route.upstream));
             }
-            // A response that is not passed on may hold the request's leave to run: take it back.
-            if let Ok(response) = outcome
-                && call.pass.is_none()
-            {
-                return Ok(response);
-            }
+            drop(outcome);
             self.retries.inc();
             tokio::time::sleep(delay).await;
         }
@@ -444,14 +472,17 @@ struct Passing {
     budget: Budget,
     pass: Pass,
     request_cost: u64,
+    /// The protocol that the client asks to change to.
+    upgrade: Option<HeaderValue>,
 }
 
 impl Snapshot {
     fn new(
         settings: &GatewaySettings,
-        base: &std::path::Path,
+        base: &Path,
+        tls: &UpstreamTls,
         former: Option<&Snapshot>,
-        shared: &Shared<'_>,
+        shared: &Shared,
     ) -> Snapshot {
         let former_of = |name: &str| {
             former
@@ -465,7 +496,7 @@ impl Snapshot {
             let known = former_of(&upstream.name);
             let lane = known.map_or(next_lane, |known| known.lane);
             next_lane = next_lane.max(lane + 1);
-            let made = Upstream::new(upstream, base, known, lane, shared);
+            let made = Upstream::new(upstream, base, tls.get(&upstream.name), known, lane, shared);
             named.push((upstream.name.clone(), Arc::new(made)));
         }
         let of_route = |route: &RouteSettings| {
@@ -572,13 +603,7 @@ impl Proxy {
         (request, span)
     }
 
-    fn end_span(
-        &self,
-        span: Option<ron_kernel::trace::Span>,
-        route: &str,
-        method: &str,
-        status: http::StatusCode,
-    ) {
+    fn end_span(&self, span: Option<ron_kernel::trace::Span>, route: &str, method: &str, status: StatusCode) {
         if let (Some(mut span), Some(tracer)) = (span, self.tracer.get()) {
             span.attribute("http.route", route);
             span.attribute("http.request.method", method);
@@ -667,6 +692,23 @@ fn expose(service: &Service, gate: &Arc<Gate>) {
     });
 }
 
+/// The answer to a request that is for the gateway itself and not for what is behind it: `OPTIONS *`, and the last hop
+/// of a request that counts them.
+fn for_ourselves(request: &Request<Body>) -> Option<Response<Body>> {
+    let options = request.method() == Method::OPTIONS;
+    let last_hop = max_forwards(request.method(), request.headers()) == Some(0);
+    if !(last_hop || options && request.uri().path() == "*") {
+        return None;
+    }
+    let mut response = Response::new(Body::default());
+    // A request is not reflected: it may hold what its sender must not see.
+    *response.status_mut() = if options { StatusCode::NO_CONTENT } else { StatusCode::METHOD_NOT_ALLOWED };
+    response
+        .headers_mut()
+        .insert(ALLOW, HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"));
+    Some(response)
+}
+
 /// Caps the body and, where the route says so, decodes it.
 fn prepare_body(
     mut request: Request<Body>,
@@ -706,7 +748,14 @@ fn prepare_body(
 }
 
 /// What the client is told when a call fails; what exactly failed stays in the log.
-fn refusal(error: CallError, upstream: &str) -> Rejection {
+fn refusal(failure: Failure, upstream: &str) -> Rejection {
+    let error = match failure {
+        Failure::Call(error) => error,
+        Failure::NoServer => {
+            return Rejection::new(Reason::NoUpstream, "no server of this upstream is healthy")
+                .retry_after(2);
+        }
+    };
     let body_refusal = |error: &BodyError| match error {
         BodyError::TooLarge => (Reason::BodyCap, "the body is larger than allowed"),
         BodyError::ReadTimeout => (Reason::ReadTimeout, "the body did not arrive in time"),
@@ -720,7 +769,9 @@ fn refusal(error: CallError, upstream: &str) -> Rejection {
     };
     let (reason, detail) = match &error {
         CallError::RequestBody(error) => body_refusal(error),
-        CallError::Connect(_) => (Reason::UpstreamError, "the upstream could not be reached"),
+        CallError::Connect(_) | CallError::ConnectTimeout => {
+            (Reason::UpstreamError, "the upstream could not be reached")
+        }
         _ => (Reason::UpstreamError, "the upstream did not answer properly"),
     };
     if reason == Reason::UpstreamError {

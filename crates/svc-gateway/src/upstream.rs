@@ -1,31 +1,27 @@
-//! Upstreams: their servers, the connections kept to them, and one call.
+//! Upstreams: which of their servers takes a call, how they have been doing, and what is tried again.
 
-mod conn;
+mod body;
+mod prober;
+mod server;
 
-pub(crate) use conn::{Call, CallError};
+pub(crate) use body::Metered;
+pub(crate) use prober::probe;
+pub(crate) use server::{Loaded, Server};
 
 use crate::breaker::{self, Admitted, Breaker};
-use crate::config::{RetrySettings, UpstreamSettings};
-use bytes::BytesMut;
-use conn::ClientConn;
-use http::{Method, Response};
-use ron_kernel::http::{Body, Io};
-use ron_kernel::inventory::{Inventory, LockSpec};
+use crate::config::{Balance, HealthSettings, RetrySettings, UpstreamSettings};
+use ron_kernel::http::Body;
+use ron_kernel::http::client::{Address, Answer, CallError, CallLimits, Outgoing, Remote};
+use ron_kernel::inventory::LockSpec;
+use ron_kernel::kernel::Service;
 use ron_kernel::lock::Lock;
-use ron_kernel::metrics::{Counter, Family};
+use ron_kernel::metrics::{Counter, Family, Histogram};
 use ron_kernel::sync::Permits;
-use std::net::{SocketAddr, ToSocketAddrs as _};
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use ron_kernel::tls::TlsClient;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use tokio::net::{TcpStream, UnixStream};
-
-/// Idle connections kept per server.
-const IDLE_MAX: usize = 64;
-/// Age at which an idle connection is not used again: most servers close theirs after a minute or more.
-const IDLE_AGE: Duration = Duration::from_secs(30);
 
 pub(crate) static IDLE: LockSpec = LockSpec {
     service: "gateway",
@@ -42,71 +38,36 @@ pub(crate) static BREAKER: LockSpec = LockSpec {
 };
 
 /// What all upstreams are made with.
-pub(crate) struct Shared<'a> {
-    pub(crate) inventory: &'a Inventory,
-    pub(crate) connect_timeouts: &'a Counter,
-    pub(crate) served: &'a Family<Counter, 1>,
-}
-
-/// How long a looked-up name is believed.
-const DNS_AGE: Duration = Duration::from_secs(10);
-
-/// The addresses a name had, and when.
-type Resolved = Option<(Instant, Arc<[SocketAddr]>)>;
-
-/// Where a server is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Address {
-    /// `host:port`
-    Tcp(String),
-    Unix(PathBuf),
-}
-
-impl FromStr for Address {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Address, String> {
-        if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
-            return Ok(Address::Unix(PathBuf::from(path)));
-        }
-        let authority = text.strip_prefix("http://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
-        let authority = authority.and_then(|text| text.parse::<http::uri::Authority>().ok());
-        let authority = authority.filter(|authority| !authority.as_str().contains('@'));
-        let wrong = || format!("{text:?} is no server: write http://host:port or unix:path");
-        let authority = authority.ok_or_else(wrong)?;
-        // Read from the text: the parsed authority forgets a port that is out of range.
-        let port =
-            match authority.as_str().strip_prefix(authority.host()).and_then(|rest| rest.strip_prefix(':')) {
-                Some(port) => port.parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(wrong)?,
-                None => 80,
-            };
-        if authority.host().is_empty() {
-            return Err(wrong());
-        }
-        Ok(Address::Tcp(format!("{}:{port}", authority.host())))
-    }
+pub(crate) struct Shared {
+    pub(crate) service: Service,
+    pub(crate) connect_timeouts: Counter,
+    pub(crate) latency: Arc<Family<Histogram, 1>>,
+    pub(crate) served: Arc<Family<Counter, 1>>,
 }
 
 /// A named set of servers.
 #[derive(Debug)]
 pub(crate) struct Upstream {
-    servers: Vec<Arc<Server>>,
+    pub(crate) servers: Vec<Arc<Server>>,
+    balance: Balance,
     next: AtomicUsize,
     connect_timeout: Duration,
     connect_timeouts: Counter,
+    latency: Histogram,
     /// Requests it may be working on.
     pub(crate) permits: Arc<Permits>,
     /// Its scheduler in the fair queue; kept over reloads.
     pub(crate) lane: usize,
     pub(crate) retry: RetrySettings,
+    pub(crate) health: Option<HealthSettings>,
     limits: breaker::Limits,
     /// Kept over reloads.
-    health: Arc<Health>,
+    record: Arc<Record>,
 }
 
 /// How an upstream has been doing.
 #[derive(Debug)]
-pub(crate) struct Health {
+struct Record {
     breaker: Lock<Breaker>,
     /// The breaker's level, beside its lock so that a scrape takes none.
     level: AtomicU8,
@@ -117,7 +78,15 @@ pub(crate) struct Health {
 /// Retries that may be saved up, in thousandths.
 const RETRIES_MAX: i64 = 10_000;
 
-/// A request under the breaker's eye: unless told otherwise, it failed.
+/// Why an upstream gave no answer.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// None of its servers can be used now.
+    NoServer,
+    Call(CallError),
+}
+
+/// A request under the breaker's eye.
 #[derive(Debug)]
 pub(crate) struct Watched<'a> {
     upstream: &'a Upstream,
@@ -128,90 +97,20 @@ pub(crate) struct Watched<'a> {
 
 impl Drop for Watched<'_> {
     fn drop(&mut self) {
-        // A client that left says nothing about the upstream, but a probe must have an end.
-        let good = match (self.good, self.admitted) {
-            (Some(good), _) => good,
-            (None, Admitted::AsProbe) => false,
-            (None, Admitted::Normally) => return,
-        };
-        let health = &self.upstream.health;
-        let mut breaker = health.breaker.lock();
-        breaker.record(self.admitted, good, self.upstream.limits, Instant::now());
-        health.level.store(breaker.level(), Ordering::Relaxed);
-    }
-}
-
-#[derive(Debug)]
-struct Server {
-    address: Address,
-    idle: Lock<Vec<(Instant, ClientConn)>>,
-    /// Held while the name is being looked up.
-    resolved: Arc<tokio::sync::Mutex<Resolved>>,
-}
-
-impl Server {
-    /// The connection used last, if one is fresh and the server has not closed it.
-    fn take_idle(&self) -> Option<ClientConn> {
-        loop {
-            let (since, mut conn) = self.idle.lock().pop()?;
-            if since.elapsed() < IDLE_AGE && conn.is_quiet() {
-                return Some(conn);
-            }
-        }
-    }
-
-    fn keep(&self, conn: ClientConn) {
-        let mut idle = self.idle.lock();
-        if idle.len() >= IDLE_MAX {
-            idle.remove(0);
-        }
-        idle.push((Instant::now(), conn));
-    }
-
-    /// The addresses of a server's name, looked up at most once at a time and remembered for a while.
-    ///
-    /// A look-up that hangs holds one thread, however many requests give up waiting for it.
-    async fn resolve(&self, name: &str) -> std::io::Result<Arc<[SocketAddr]>> {
-        if let Ok(address) = name.parse() {
-            return Ok(Arc::new([address]));
-        }
-        let resolving = self.resolved.clone().lock_owned().await;
-        if let Some((at, addresses)) = &*resolving
-            && at.elapsed() < DNS_AGE
-        {
-            return Ok(addresses.clone());
-        }
-        let name = name.to_owned();
-        let looked_up = tokio::task::spawn_blocking(move || {
-            let mut resolving = resolving;
-            let addresses: Arc<[SocketAddr]> = name.to_socket_addrs()?.collect();
-            *resolving = Some((Instant::now(), addresses.clone()));
-            Ok(addresses)
-        });
-        looked_up.await.map_err(std::io::Error::other)?
-    }
-
-    async fn connect(&self) -> std::io::Result<ClientConn> {
-        let io = match &self.address {
-            Address::Tcp(address) => {
-                let stream = TcpStream::connect(&self.resolve(address).await?[..]).await?;
-                stream.set_nodelay(true)?;
-                Io::from(stream)
-            }
-            Address::Unix(path) => Io::from(UnixStream::connect(path).await?),
-        };
-        Ok(ClientConn::new(io))
+        self.upstream
+            .tell_breaker(|breaker, limits, now| breaker.record(self.admitted, self.good, limits, now));
     }
 }
 
 impl Upstream {
-    /// Relative socket paths are relative to `base`. Connections of a former version to the same servers are kept.
+    /// Relative socket paths are relative to `base`. What is known of the same servers from before is kept.
     pub(crate) fn new(
         settings: &UpstreamSettings,
         base: &Path,
+        tls: Option<&TlsClient>,
         former: Option<&Upstream>,
         lane: usize,
-        shared: &Shared<'_>,
+        shared: &Shared,
     ) -> Upstream {
         let permits =
             former.map_or_else(|| Permits::new(settings.max_inflight), |former| former.permits.clone());
@@ -221,131 +120,193 @@ impl Upstream {
                 Address::Unix(path) => Address::Unix(base.join(path)),
                 tcp => tcp,
             };
-            let known =
-                former.and_then(|former| former.servers.iter().find(|server| server.address == address));
-            let fresh = || {
-                Arc::new(Server {
-                    address,
-                    idle: Lock::new(shared.inventory, &IDLE, Vec::new()),
-                    resolved: Arc::default(),
-                })
-            };
-            Some(known.cloned().unwrap_or_else(fresh))
+            let known = former.and_then(|former| {
+                former.servers.iter().find(|server| server.remote.address == address).cloned()
+            });
+            let server =
+                known.unwrap_or_else(|| Arc::new(Server::new(Remote::new(&shared.service, &IDLE, address))));
+            server.remote.set_tls(tls.cloned());
+            if settings.health.is_none() {
+                server.forget_checks();
+            }
+            Some(server)
+        };
+        let fresh_record = || {
+            Arc::new(Record {
+                breaker: Lock::new(shared.service.inventory(), &BREAKER, Breaker::new(Instant::now())),
+                level: AtomicU8::new(0),
+                retries: AtomicI64::new(RETRIES_MAX),
+            })
         };
         Upstream {
             servers: settings.servers.iter().filter_map(make).collect(),
+            balance: settings.balance,
             next: AtomicUsize::new(0),
             connect_timeout: settings.connect_timeout.0,
             connect_timeouts: shared.connect_timeouts.clone(),
+            latency: shared.latency.with([&settings.name]),
             permits,
             lane,
             retry: settings.retry.clone(),
+            health: settings.health.clone(),
             limits: breaker::Limits {
                 failures: settings.breaker.failures,
                 error_rate: settings.breaker.error_rate,
                 window: settings.breaker.window.0,
                 open: settings.breaker.open.0,
             },
-            health: former.map_or_else(
-                || {
-                    let breaker = Lock::new(shared.inventory, &BREAKER, Breaker::new(Instant::now()));
-                    Arc::new(Health {
-                        breaker,
-                        level: AtomicU8::new(0),
-                        retries: AtomicI64::new(RETRIES_MAX),
-                    })
-                },
-                |former| former.health.clone(),
-            ),
+            record: former.map_or_else(fresh_record, |former| former.record.clone()),
         }
     }
 
     /// Lets a request try, or says how long the breaker stays open.
     pub(crate) fn watch(&self) -> Result<Watched<'_>, Duration> {
-        let admitted = {
-            let mut breaker = self.health.breaker.lock();
-            let admitted = breaker.admit(Instant::now());
-            self.health.level.store(breaker.level(), Ordering::Relaxed);
-            admitted?
-        };
+        let admitted = self.tell_breaker(|breaker, _, now| breaker.admit(now))?;
         Ok(Watched { upstream: self, admitted, good: None })
+    }
+
+    fn tell_breaker<T>(&self, tell: impl FnOnce(&mut Breaker, breaker::Limits, Instant) -> T) -> T {
+        let mut breaker = self.record.breaker.lock();
+        let told = tell(&mut breaker, self.limits, Instant::now());
+        self.record.level.store(breaker.level(), Ordering::Relaxed);
+        told
     }
 
     /// 0 closed, 1 half-open, 2 open.
     pub(crate) fn breaker_level(&self) -> u8 {
-        self.health.level.load(Ordering::Relaxed)
+        self.record.level.load(Ordering::Relaxed)
+    }
+
+    /// Whether a request sent now would be refused for want of a server.
+    pub(crate) fn is_down(&self) -> bool {
+        self.breaker_level() > 0 || self.servers.iter().all(|server| !server.is_healthy())
     }
 
     /// Every request earns a part of a retry.
     pub(crate) fn earn_retry(&self) {
         #[expect(clippy::cast_possible_truncation, reason = "between 0 and 1000")]
         let part = (self.retry.budget * 1000.0) as i64;
-        let earn = |saved: i64| Some((saved + part).min(RETRIES_MAX));
-        let _ = self.health.retries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, earn);
+        if self.record.retries.load(Ordering::Relaxed) < RETRIES_MAX {
+            let earn = |saved: i64| Some((saved + part).min(RETRIES_MAX));
+            let _ = self.record.retries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, earn);
+        }
     }
 
     /// Spends a retry, if one is left.
     pub(crate) fn spend_retry(&self) -> bool {
         let spend = |saved: i64| (saved >= 1000).then_some(saved - 1000);
         self.retry.budget > 0.0
-            && self.health.retries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok()
+            && self.record.retries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok()
     }
 
-    /// Sends a request and returns the response once its head is there. The body streams.
+    /// Sends a request to one of the servers and returns the answer once its head is there.
+    ///
+    /// A server that cannot be reached has taken nothing, so the next one is asked at once. Those in `tried` are
+    /// asked only if there is no other.
     pub(crate) async fn call(
         &self,
-        head: &BytesMut,
-        method: &Method,
-        body: Body,
-        call: &mut Call,
-    ) -> Result<Response<Body>, CallError> {
-        let first = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut body = Some(body);
-        let mut failure = CallError::Connect("there is no server".to_owned());
-        for turn in 0..self.servers.len() {
-            let server = &self.servers[(first + turn) % self.servers.len()];
-            while let Some(conn) = server.take_idle() {
-                // A kept connection may be closed by the server at any time; what it did not take can go again.
-                match conn.exchange(head, method, &mut body, call, server).await {
-                    Err(CallError::Stale) => {}
-                    outcome => return outcome,
+        head: &dyn Outgoing,
+        body: &mut Option<Body>,
+        silence: Duration,
+        tried: &mut Vec<usize>,
+    ) -> Result<(Answer, Loaded), Failure> {
+        let limits = CallLimits { connect_timeout: self.connect_timeout, silence };
+        let mut failure = Failure::NoServer;
+        for _ in 0..self.servers.len() {
+            let Some(index) = self.pick(tried) else { return Err(failure) };
+            tried.push(index);
+            let loaded = Loaded::new(&self.servers[index]);
+            let begun = Instant::now();
+            match loaded.server().remote.call(head, body, limits).await {
+                Ok(answer) => {
+                    let elapsed = begun.elapsed();
+                    self.latency.observe(elapsed);
+                    if answer.status.is_server_error() {
+                        self.note_failure(loaded.server());
+                    } else {
+                        loaded.server().note_success(elapsed);
+                    }
+                    return Ok((answer, loaded));
                 }
-            }
-            let connected = tokio::time::timeout(self.connect_timeout, server.connect()).await;
-            match connected {
-                Ok(Ok(conn)) => return conn.exchange(head, method, &mut body, call, server).await,
-                Ok(Err(error)) => failure = CallError::Connect(error.to_string()),
-                Err(_elapsed) => {
-                    self.connect_timeouts.inc();
-                    failure = CallError::Connect("the connection was not made in time".to_owned());
+                Err(error) => {
+                    if !matches!(error, CallError::RequestBody(_)) {
+                        self.note_failure(loaded.server());
+                    }
+                    let unreached = match &error {
+                        CallError::ConnectTimeout => {
+                            self.connect_timeouts.inc();
+                            true
+                        }
+                        error => matches!(error, CallError::Connect(_)),
+                    };
+                    failure = Failure::Call(error);
+                    if !unreached || body.is_none() {
+                        return Err(failure);
+                    }
                 }
             }
         }
         Err(failure)
     }
+
+    /// A server that keeps failing is left out for a while, unless half of them are already.
+    fn note_failure(&self, server: &Server) {
+        let now = Instant::now();
+        let out = self.servers.iter().filter(|server| server.is_ejected(now)).count();
+        let may_eject = (out + 1) * 2 <= self.servers.len();
+        if server.note_failure(self.limits.failures, self.limits.open, may_eject, now) {
+            tracing::warn!(server = %server.remote.address, "server keeps failing and is left out for a while");
+        }
+    }
+
+    /// The server to ask next; `None` if none is fit.
+    fn pick(&self, tried: &mut Vec<usize>) -> Option<usize> {
+        if let [server] = &self.servers[..] {
+            return server.is_healthy().then_some(0);
+        }
+        let now = Instant::now();
+        let fit = |index: usize| self.servers[index].is_healthy() && !self.servers[index].is_ejected(now);
+        // Two at random are nearly always fit; only then is everybody looked at.
+        if let (Balance::P2c, true) = (self.balance, tried.is_empty()) {
+            let (a, b) = two_of(self.servers.len());
+            if fit(a) && fit(b) {
+                return Some(self.better(a, b));
+            }
+        }
+        let all = || 0..self.servers.len();
+        let mut choice: Vec<usize> = all().filter(|index| fit(*index) && !tried.contains(index)).collect();
+        if choice.is_empty() {
+            tried.clear();
+            choice = all().filter(|index| fit(*index)).collect();
+        }
+        if choice.is_empty() {
+            // Better one that failed of late than none.
+            choice = all().filter(|index| self.servers[*index].is_healthy()).collect();
+        }
+        match (choice.len(), self.balance) {
+            (0, _) => None,
+            (1, _) => Some(choice[0]),
+            (count, Balance::RoundRobin) => Some(choice[self.next.fetch_add(1, Ordering::Relaxed) % count]),
+            (count, Balance::P2c) => {
+                let (a, b) = two_of(count);
+                Some(self.better(choice[a], choice[b]))
+            }
+        }
+    }
+
+    fn better(&self, a: usize, b: usize) -> usize {
+        if self.servers[a].is_better_than(&self.servers[b]) { a } else { b }
+    }
+}
+
+/// Two different numbers below `count`, which is at least 2.
+fn two_of(count: usize) -> (usize, usize) {
+    let random = ron_kernel::random::u64();
+    #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
+    let (low, high) = (random as u32 as usize, (random >> 32) as usize);
+    let a = low % count;
+    (a, (a + 1 + high % (count - 1)) % count)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn servers_are_written_as_urls_or_socket_paths() {
-        assert_eq!("http://a.org".parse(), Ok(Address::Tcp("a.org:80".into())));
-        assert_eq!("http://[::1]:90/".parse(), Ok(Address::Tcp("[::1]:90".into())));
-        assert_eq!("unix:x.sock".parse(), Ok(Address::Unix("x.sock".into())));
-        for bad in [
-            "",
-            "a.org:80",
-            "https://a.org",
-            "http://a.org/path",
-            "http://u@a.org",
-            "unix:",
-            "http://a:99999",
-            "http://a:0",
-            "http://:80",
-        ] {
-            assert!(bad.parse::<Address>().unwrap_err().contains("http://host:port"), "{bad}");
-        }
-    }
-}
+mod tests;

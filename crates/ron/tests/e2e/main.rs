@@ -9,6 +9,7 @@ mod lifecycle;
 mod limits;
 mod proxy;
 mod reload;
+mod upstreams;
 
 /// A configuration with every listener on a free port; `gateway` goes into its table, `rest` behind it.
 fn config(origin: &str, gateway: &str, rest: &str) -> String {

@@ -360,7 +360,11 @@ fn a_failing_upstream_is_left_alone_and_found_again() {
         (503, "breaker_open", Some("1"))
     );
     assert_eq!((node.metric("breaker_state{upstream=\"o\"}"), origin.seen.lock().unwrap().len()), (2.0, 3));
-    std::thread::sleep(Duration::from_millis(550));
+    node.eventually("readiness says so", |node| {
+        get(&node.admin(), "/readyz").text().contains("gateway.upstream.o")
+    });
+    node.eventually("somebody is there", |node| node.metric("breaker_state{upstream=\"o\"}") == 1.0);
+    assert_eq!(origin.seen.lock().unwrap().len(), 3, "no request was risked for that");
     assert_eq!(get(&node.gateway(), "/").status, 500, "one goes to see");
     assert_eq!(get(&node.gateway(), "/").reason(), "breaker_open");
     ill.store(false, std::sync::atomic::Ordering::SeqCst);

@@ -1,0 +1,94 @@
+//! A response body on its way through: what it costs, and when it must have ended.
+
+use super::Loaded;
+use crate::forward::may_trail;
+use crate::gate::Pass;
+use bytes::Bytes;
+use http::HeaderMap;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use ron_kernel::admission::deadline::Budget;
+use ron_kernel::http::BodyError;
+use ron_kernel::http::client::{ResponseBody, retain};
+use std::future::Future as _;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Instant;
+use tokio::time::Sleep;
+
+/// An answer of at most this length is held to its budget to the last byte.
+const SHORT: u64 = 1 << 20;
+
+/// Holds the request's permits until its last byte.
+pub(crate) struct Metered {
+    body: ResponseBody,
+    until: Option<Pin<Box<Sleep>>>,
+    pass: Pass,
+    /// What request and response have cost so far.
+    cost: u64,
+    cost_factor: u64,
+    _loaded: Loaded,
+}
+
+impl Metered {
+    pub(crate) fn new(
+        body: ResponseBody,
+        headers: &HeaderMap,
+        budget: &Budget,
+        pass: Pass,
+        (cost, cost_factor): (u64, u64),
+        loaded: Loaded,
+    ) -> Metered {
+        let until = until(headers, budget).map(|until| Box::pin(tokio::time::sleep_until(until.into())));
+        Metered { body, until, pass, cost, cost_factor, _loaded: loaded }
+    }
+}
+
+/// When the whole response must be there: a short one within its budget, any within the client's own deadline.
+fn until(headers: &HeaderMap, budget: &Budget) -> Option<Instant> {
+    let field = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let short = field(CONTENT_LENGTH)
+        .and_then(|length| length.parse::<u64>().ok())
+        .is_some_and(|length| length <= SHORT);
+    let stream = field(CONTENT_TYPE)
+        .is_some_and(|kind| kind.starts_with("text/event-stream") || kind.starts_with("application/grpc"));
+    if short && !stream { Some(budget.until) } else { budget.client }
+}
+
+impl HttpBody for Metered {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = &mut *self;
+        if let Some(until) = &mut this.until
+            && until.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Some(Err(BodyError::Deadline)));
+        }
+        let polled = Pin::new(&mut this.body).poll_frame(cx);
+        let Poll::Ready(Some(Ok(frame))) = polled else { return polled };
+        if let Some(data) = frame.data_ref() {
+            this.cost += data.len() as u64;
+            this.pass.settle(this.cost_factor.saturating_mul(this.cost));
+        }
+        Poll::Ready(Some(Ok(match frame.into_trailers() {
+            Ok(mut trailers) => {
+                retain(&mut trailers, may_trail);
+                Frame::trailers(trailers)
+            }
+            Err(frame) => frame,
+        })))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
