@@ -32,6 +32,9 @@ settings! {
         max_conns_per_ip: usize = 256 => Hot;
         /// Requests being answered at one time.
         max_inflight: usize = 512 => Hot;
+        /// Bytes of bodies on their way through, over all tenants. When there are more, whoever holds more than its part
+        /// begins no further request.
+        buffer_bytes: Size = Size::mib(256) => Hot;
         /// For a handshake or a request head as a whole, and between two pieces of a body.
         read_timeout: Span = Span::secs(5) => Hot;
         /// Between two pieces of a response that the client takes.

@@ -12,6 +12,7 @@ pub mod fair_queue;
 mod forward;
 mod gate;
 mod gateway;
+mod ledger;
 mod proxy;
 pub mod routes;
 mod tenants;

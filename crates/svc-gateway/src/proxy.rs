@@ -6,9 +6,10 @@ use crate::fair_queue::Shape;
 use crate::forward::{Forward, clean_response, host_of, max_forwards, upgrade_of};
 use crate::gate::{Gate, Pass, Refused, Ticket};
 use crate::gateway::WORK;
+use crate::ledger::{Account, Accounted, Standing};
 use crate::routes::{Found, Routes, has_dot_segment, plain};
 use crate::tenants::{CLASS_NAMES, Caller, Tenants};
-use crate::upstream::{Failure, Loaded, Metered, Shared, Upstream};
+use crate::upstream::{Charges, Failure, Loaded, Metered, Shared, Upstream};
 use arc_swap::ArcSwap;
 use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, UPGRADE, VIA};
 use http::{Method, Request, Response, StatusCode};
@@ -68,6 +69,8 @@ pub(crate) struct Snapshot {
     tenants: Tenants,
     /// `fq_served_cost_total` of each tenant, and of the others.
     served: Vec<Counter>,
+    /// The same for what each holds in buffers.
+    accounts: Vec<Arc<Account>>,
     /// Lanes ever given out.
     lane_count: usize,
 }
@@ -133,17 +136,13 @@ impl Proxy {
                 "Cost of what was served, by tenant.",
                 ["tenant"],
             ),
+            ledger: Arc::default(),
         };
+        shared.ledger.set_limit(settings.buffer_bytes.0);
         let snapshot = Snapshot::new(settings, &base, tls, None, &shared);
         gate.reshape(shape_of(settings), settings.max_inflight, snapshot.lanes(), tenant_names(settings));
         let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
-        let seen = snapshot.clone();
-        let help = "0 closed, 1 half-open, 2 open.";
-        service.metrics().computed("breaker_state", help, "gauge", move |rows| {
-            for (name, upstream) in &seen.load().named {
-                rows.row(&[("upstream", name)], upstream.breaker_level());
-            }
-        });
+        expose_snapshot(service, &snapshot);
         let busy = service.metrics().family(
             "busy_rejections_total",
             "Requests refused or displaced by a full queue.",
@@ -195,6 +194,7 @@ impl Proxy {
     /// Swaps in a new configuration; requests under way keep the one they began with.
     pub(crate) fn apply(&self, settings: &GatewaySettings, tls: &UpstreamTls) {
         let former = self.snapshot.load();
+        self.shared.ledger.set_limit(settings.buffer_bytes.0);
         let snapshot = Snapshot::new(settings, &self.base, tls, Some(&former), &self.shared);
         self.gate.reshape(
             shape_of(settings),
@@ -260,7 +260,19 @@ impl Proxy {
             cost: route.cost.saturating_mul(request_cost),
             deadline: budget.until,
         };
-        let served = snapshot.served[caller.configured.unwrap_or(snapshot.settings.tenants.len())].clone();
+        let number = caller.configured.unwrap_or(snapshot.settings.tenants.len());
+        let (served, account) = (snapshot.served[number].clone(), snapshot.accounts[number].clone());
+        match account.standing(&snapshot.accounts) {
+            Standing::Fine => {}
+            Standing::OverShare(share) => {
+                let rejection = Rejection::new(Reason::Busy, "your share of the buffers is full");
+                let (policy, state) = (format!("\"buffers\";q={share}"), "\"buffers\";r=0;t=1".to_owned());
+                return Err(with_rate_limit(rejection.retry_after(1), policy, state));
+            }
+            Standing::Full => {
+                return Err(Rejection::new(Reason::Shed, "the buffers are full").retry_after(1));
+            }
+        }
         let entered = if snapshot.settings.fair_queue.enabled {
             self.gate.enter(ticket, &upstream.permits, served).await
         } else {
@@ -268,8 +280,11 @@ impl Proxy {
         };
         let pass = entered.map_err(|refused| self.not_admitted(refused, ticket, caller, route))?;
         let upgrade = upgrade_of(&request);
-        let request = prepare_body(request, route, &snapshot.settings, cap, &self.decoders)?;
-        let passing = Passing { client, trusted, budget, pass, request_cost, upgrade };
+        let mut request = prepare_body(request, route, &snapshot.settings, cap, &self.decoders)?;
+        if request.body().exact_len() != Some(0) {
+            request = request.map(|body| Body::stream(Accounted::new(body, account.clone())));
+        }
+        let passing = Passing { client, trusted, budget, pass, request_cost, upgrade, account };
         self.forward(request, conn, corr, &snapshot, index, passing).await
     }
 
@@ -384,14 +399,11 @@ impl Proxy {
                 passing.pass.settle(factor.saturating_mul(cost + bytes.len() as u64));
                 Body::full(bytes)
             }
-            Payload::Stream(body) => Body::stream(Metered::new(
-                body,
-                &headers,
-                &passing.budget,
-                passing.pass,
-                (cost, factor),
-                loaded,
-            )),
+            Payload::Stream(body) => {
+                let (pass, account) = (passing.pass, passing.account);
+                let charges = Charges { pass, cost, factor, account, _loaded: loaded };
+                Body::stream(Metered::new(body, &headers, &passing.budget, charges))
+            }
             // From here on it is a connection, not a request: `max_conns` bounds it.
             Payload::Upgraded(io) => {
                 headers.extend(protocol.map(|protocol| (UPGRADE, protocol)));
@@ -474,6 +486,7 @@ struct Passing {
     request_cost: u64,
     /// The protocol that the client asks to change to.
     upgrade: Option<HeaderValue>,
+    account: Arc<Account>,
 }
 
 impl Snapshot {
@@ -519,6 +532,10 @@ impl Snapshot {
                 .map(|id| shared.served.with([id]))
                 .collect(),
             lane_count: next_lane,
+            accounts: shared.ledger.accounts(
+                settings.tenants.iter().map(|tenant| tenant.id.as_str()).chain(["other"]),
+                former.map_or(&[], |former| &former.accounts),
+            ),
             trusted: settings.server_limits().trusted_proxies,
             settings: settings.clone(),
         }
@@ -688,6 +705,24 @@ fn expose(service: &Service, gate: &Arc<Gate>) {
     service.metrics().computed("fq_inflight", "Requests being answered, by class.", "gauge", move |rows| {
         for (class, name) in CLASS_NAMES.iter().enumerate() {
             rows.row(&[("class", name)], seen.running(class));
+        }
+    });
+}
+
+/// Gauges that follow the configuration.
+fn expose_snapshot(service: &Service, snapshot: &Arc<ArcSwap<Snapshot>>) {
+    let seen = snapshot.clone();
+    let help = "0 closed, 1 half-open, 2 open.";
+    service.metrics().computed("breaker_state", help, "gauge", move |rows| {
+        for (name, upstream) in &seen.load().named {
+            rows.row(&[("upstream", name)], upstream.breaker_level());
+        }
+    });
+    let seen = snapshot.clone();
+    let help = "Bytes of bodies read from one side and not yet taken by the other.";
+    service.metrics().computed("buffered_bytes", help, "gauge", move |rows| {
+        for account in &seen.load().accounts {
+            rows.row(&[("tenant", &account.tenant)], account.held());
         }
     });
 }

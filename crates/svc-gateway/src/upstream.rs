@@ -4,12 +4,13 @@ mod body;
 mod prober;
 mod server;
 
-pub(crate) use body::Metered;
+pub(crate) use body::{Charges, Metered};
 pub(crate) use prober::probe;
 pub(crate) use server::{Loaded, Server};
 
 use crate::breaker::{self, Admitted, Breaker};
 use crate::config::{Balance, HealthSettings, RetrySettings, UpstreamSettings};
+use crate::ledger::Ledger;
 use ron_kernel::http::Body;
 use ron_kernel::http::client::{Address, Answer, CallError, CallLimits, Outgoing, Remote};
 use ron_kernel::inventory::LockSpec;
@@ -43,6 +44,7 @@ pub(crate) struct Shared {
     pub(crate) connect_timeouts: Counter,
     pub(crate) latency: Arc<Family<Histogram, 1>>,
     pub(crate) served: Arc<Family<Counter, 1>>,
+    pub(crate) ledger: Arc<Ledger>,
 }
 
 /// A named set of servers.

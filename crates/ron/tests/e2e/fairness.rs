@@ -14,7 +14,7 @@ fn sha256(text: &str) -> String {
 }
 
 /// Tenants `a`, `b`, … whose API keys are their names, with the settings given.
-fn tenants(list: &[(&str, &str)]) -> String {
+pub(crate) fn tenants(list: &[(&str, &str)]) -> String {
     let one = |(id, more): &(&str, &str)| {
         format!("[[gateway.tenants]]\nid = \"{id}\"\nkeys = [\"{}\"]\n{more}\n", sha256(id))
     };

@@ -231,3 +231,36 @@ fn small_gzip() -> Vec<u8> {
     let script = "import gzip,sys; sys.stdout.buffer.write(gzip.compress(b'hello'))";
     std::process::Command::new("python3").args(["-c", script]).output().unwrap().stdout
 }
+
+#[test]
+fn who_fills_the_buffers_begins_nothing_more_until_they_are_taken() {
+    let origin = Origin::start(|path| match path {
+        "/big" => Script::Body(vec![b'x'; 16 << 20]),
+        _ => Script::Body(b"hi".to_vec()),
+    });
+    let gateway = "buffer_bytes = \"100KiB\"\nwrite_timeout = \"30s\"";
+    let rest = crate::fairness::tenants(&[("a", ""), ("b", "")]);
+    let node = Node::start(&["gateway"], &config(&origin.url(), gateway, &rest));
+    let ask = |key: &str, path: &str| {
+        let mut client = Client::connect(&node.gateway()).unwrap();
+        client
+            .send(format!("GET {path} HTTP/1.1\r\nHost: a\r\nX-Api-Key: {key}\r\n\r\n").as_bytes())
+            .unwrap();
+        client
+    };
+    // They ask for much and read nothing of it.
+    let sleepers: Vec<Client> = (0..4).map(|_| ask("a", "/big")).collect();
+    let held = |node: &Node, tenant: &str| node.metric(&format!("buffered_bytes{{tenant=\"{tenant}\"}}"));
+    node.eventually("pieces pile up", |node| held(node, "a") > 102_400.0);
+    let refused = ask("a", "/").read_answer("GET").unwrap();
+    assert_eq!((refused.status, refused.reason()), (429, "busy"));
+    assert!(refused.header("ratelimit").unwrap().contains("buffers"), "{refused:?}");
+    let held_by_a = held(&node, "a");
+    // Beyond a quarter more than the limit nobody gets in; up to it, only who holds too much does not.
+    let other = ask("b", "/").read_answer("GET").unwrap();
+    let expected = if held_by_a > 128_000.0 { "shed" } else { "" };
+    assert_eq!(other.reason(), expected, "{held_by_a}");
+    drop(sleepers);
+    node.eventually("everything is given back", |node| held(node, "a") == 0.0);
+    assert_eq!(ask("a", "/").read_answer("GET").unwrap().status, 200);
+}

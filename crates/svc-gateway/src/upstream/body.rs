@@ -3,6 +3,7 @@
 use super::Loaded;
 use crate::forward::may_trail;
 use crate::gate::Pass;
+use crate::ledger::Account;
 use bytes::Bytes;
 use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
@@ -12,6 +13,7 @@ use ron_kernel::http::BodyError;
 use ron_kernel::http::client::{ResponseBody, retain};
 use std::future::Future as _;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 use tokio::time::Sleep;
@@ -19,28 +21,27 @@ use tokio::time::Sleep;
 /// An answer of at most this length is held to its budget to the last byte.
 const SHORT: u64 = 1 << 20;
 
-/// Holds the request's permits until its last byte.
+/// What a response is charged to; the request's permits are held with it.
+pub(crate) struct Charges {
+    pub(crate) pass: Pass,
+    /// What request and response have cost so far, and the factor for both.
+    pub(crate) cost: u64,
+    pub(crate) factor: u64,
+    pub(crate) account: Arc<Account>,
+    pub(crate) _loaded: Loaded,
+}
+
+/// See the module.
 pub(crate) struct Metered {
     body: ResponseBody,
     until: Option<Pin<Box<Sleep>>>,
-    pass: Pass,
-    /// What request and response have cost so far.
-    cost: u64,
-    cost_factor: u64,
-    _loaded: Loaded,
+    charges: Charges,
 }
 
 impl Metered {
-    pub(crate) fn new(
-        body: ResponseBody,
-        headers: &HeaderMap,
-        budget: &Budget,
-        pass: Pass,
-        (cost, cost_factor): (u64, u64),
-        loaded: Loaded,
-    ) -> Metered {
+    pub(crate) fn new(body: ResponseBody, headers: &HeaderMap, budget: &Budget, charges: Charges) -> Metered {
         let until = until(headers, budget).map(|until| Box::pin(tokio::time::sleep_until(until.into())));
-        Metered { body, until, pass, cost, cost_factor, _loaded: loaded }
+        Metered { body, until, charges }
     }
 }
 
@@ -71,10 +72,12 @@ impl HttpBody for Metered {
         }
         let polled = Pin::new(&mut this.body).poll_frame(cx);
         let Poll::Ready(Some(Ok(frame))) = polled else { return polled };
-        if let Some(data) = frame.data_ref() {
-            this.cost += data.len() as u64;
-            this.pass.settle(this.cost_factor.saturating_mul(this.cost));
-        }
+        let charges = &mut this.charges;
+        let frame = frame.map_data(|data| {
+            charges.cost += data.len() as u64;
+            charges.pass.settle(charges.factor.saturating_mul(charges.cost));
+            charges.account.book(data)
+        });
         Poll::Ready(Some(Ok(match frame.into_trailers() {
             Ok(mut trailers) => {
                 retain(&mut trailers, may_trail);

@@ -15,6 +15,7 @@ fn upstream(servers: usize, balance: Balance) -> Upstream {
         connect_timeouts: service.io_timeout("connect"),
         latency: service.metrics().family("l", "", ["upstream"]),
         served: service.metrics().family("s", "", ["tenant"]),
+        ledger: Arc::default(),
         service,
     };
     Upstream::new(&settings, Path::new("/"), None, None, 0, &shared)
