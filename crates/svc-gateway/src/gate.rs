@@ -14,6 +14,7 @@ use ron_kernel::metrics::Counter;
 use ron_kernel::shutdown::Shutdown;
 use ron_kernel::sync::{Permit, Permits};
 use ron_kernel::task::TaskResult;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -106,8 +107,8 @@ pub(crate) struct Gate {
     inflight: Arc<Permits>,
     /// Requests being answered, by class.
     running: [AtomicUsize; CLASSES],
-    /// Configured tenants by id.
-    names: ArcSwap<Vec<String>>,
+    /// Configured tenants: name and number.
+    names: ArcSwap<HashMap<String, u32>>,
     wake: Notify,
 }
 
@@ -144,7 +145,7 @@ impl Gate {
         shape: Shape,
         inflight: usize,
         lanes: Vec<Arc<Permits>>,
-        names: Vec<String>,
+        names: HashMap<String, u32>,
     ) {
         self.names.store(Arc::new(names));
         self.capacity.store(shape.capacity, Ordering::Relaxed);
@@ -160,12 +161,15 @@ impl Gate {
 
     /// Waiting requests of each configured tenant, and of all others together.
     pub(crate) fn queued_by_tenant(&self) -> Vec<(String, usize)> {
-        let names = self.names.load();
-        let mut counts = vec![0; names.len() + 1];
+        let mut counts: HashMap<u32, usize> = HashMap::new();
         for (tenant, queued) in self.look(|queue| queue.tenants().collect::<Vec<_>>()) {
-            counts[usize::try_from(tenant.id).unwrap_or(usize::MAX).min(names.len())] += queued;
+            *counts.entry(tenant.id).or_default() += queued;
         }
-        names.iter().cloned().chain(["other".to_owned()]).zip(counts).collect()
+        let names = self.names.load();
+        let of = |(name, number): (&String, &u32)| (name.clone(), counts.remove(number).unwrap_or(0));
+        let mut rows: Vec<(String, usize)> = names.iter().map(of).collect();
+        rows.push(("other".to_owned(), counts.into_values().sum()));
+        rows
     }
 
     pub(crate) fn running(&self, class: usize) -> usize {

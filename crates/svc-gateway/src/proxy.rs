@@ -82,7 +82,7 @@ pub(crate) struct Proxy {
     gate: Arc<Gate>,
     /// Writes are shed.
     degraded: Arc<AtomicBool>,
-    per_tenant: Keyed<usize>,
+    per_tenant: Keyed<u32>,
     work: Arc<Row>,
     busy: Arc<Family<Counter, 3>>,
     shared: Shared,
@@ -140,7 +140,8 @@ impl Proxy {
         };
         shared.ledger.set_limit(settings.buffer_bytes.0);
         let snapshot = Snapshot::new(settings, &base, tls, None, &shared);
-        gate.reshape(shape_of(settings), settings.max_inflight, snapshot.lanes(), tenant_names(settings));
+        let names = snapshot.tenants.numbers().clone();
+        gate.reshape(shape_of(settings), settings.max_inflight, snapshot.lanes(), names);
         let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
         expose_snapshot(service, &snapshot);
         let busy = service.metrics().family(
@@ -200,7 +201,7 @@ impl Proxy {
             shape_of(settings),
             settings.max_inflight,
             snapshot.lanes(),
-            tenant_names(settings),
+            snapshot.tenants.numbers().clone(),
         );
         self.snapshot.store(Arc::new(snapshot));
     }
@@ -313,7 +314,7 @@ impl Proxy {
         let settings = &snapshot.settings;
         let tenant = &settings.tenants[index];
         match Rate::new(tenant.rps, settings.quotas.burst_factor) {
-            Some(rate) => match self.per_tenant.take(&index, 1.0, rate, now) {
+            Some(rate) => match self.per_tenant.take(&caller.tenant.id, 1.0, rate, now) {
                 Verdict::Empty { wait } => Err(over_quota(Reason::QuotaTenant, "tenant", rate, wait)),
                 Verdict::Taken { .. } => Ok(()),
             },
@@ -523,7 +524,7 @@ impl Snapshot {
             global: Rate::new(quotas.global_rps, quotas.burst_factor),
             per_ip: Rate::new(quotas.per_ip_rps, quotas.burst_factor),
             named,
-            tenants: Tenants::new(settings),
+            tenants: Tenants::new(settings, former.map(|former| &former.tenants)),
             served: settings
                 .tenants
                 .iter()
@@ -666,10 +667,6 @@ fn shape_of(settings: &GatewaySettings) -> Shape {
         quantum_bytes: fair.quantum_bytes.0,
         weights: [fair.weights.anon, fair.weights.authed, fair.weights.internal],
     }
-}
-
-fn tenant_names(settings: &GatewaySettings) -> Vec<String> {
-    settings.tenants.iter().map(|tenant| tenant.id.clone()).collect()
 }
 
 /// Gauges that are read when scraped.

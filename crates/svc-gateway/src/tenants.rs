@@ -31,16 +31,31 @@ pub(crate) struct Caller {
 /// The tenants of one version of the configuration.
 #[derive(Debug)]
 pub(crate) struct Tenants {
+    /// By name, the number that queue and quotas know a tenant by. It is given once and never to another, so that a
+    /// reload which reorders the list hands nobody's queue or bucket to somebody else.
+    numbers: HashMap<String, u32>,
+    next_number: u32,
     mode: AuthMode,
     by_key: HashMap<[u8; 32], usize>,
     by_header: Vec<(HeaderName, HeaderValue, usize)>,
-    /// Class and quantum of each.
-    shares: Vec<(u8, u64)>,
+    /// Number, class and quantum of each.
+    shares: Vec<(u32, u8, u64)>,
     hasher: RandomState,
 }
 
 impl Tenants {
-    pub(crate) fn new(settings: &GatewaySettings) -> Tenants {
+    /// Tenants that `former` knew keep their numbers, and strangers their buckets.
+    pub(crate) fn new(settings: &GatewaySettings, former: Option<&Tenants>) -> Tenants {
+        let mut next_number = former.map_or(0, |former| former.next_number);
+        let mut number_of = |id: &String| {
+            former.and_then(|former| former.numbers.get(id).copied()).unwrap_or_else(|| {
+                let number = next_number;
+                // Numbers run out after four thousand million new names; the last is then shared.
+                next_number = (next_number + 1).min(u32::MAX - BUCKETS);
+                number
+            })
+        };
+        let numbers: Vec<u32> = settings.tenants.iter().map(|tenant| number_of(&tenant.id)).collect();
         let keys = |(index, keys): (usize, &Vec<String>)| {
             keys.iter().filter_map(|key| parse_key(key)).map(move |hash| (hash, index)).collect::<Vec<_>>()
         };
@@ -53,12 +68,12 @@ impl Tenants {
                     parse_header(&tenant.r#match.header).map(|(name, value)| (name, value, index))
                 })
                 .collect(),
-            shares: settings
-                .tenants
-                .iter()
-                .map(|tenant| (class_index(tenant.class), tenant.quantum))
+            shares: all()
+                .map(|(index, tenant)| (numbers[index], class_index(tenant.class), tenant.quantum))
                 .collect(),
-            hasher: RandomState::new(),
+            numbers: all().map(|(index, tenant)| (tenant.id.clone(), numbers[index])).collect(),
+            next_number,
+            hasher: former.map_or_else(RandomState::new, |former| former.hasher.clone()),
         }
     }
 
@@ -81,8 +96,7 @@ impl Tenants {
         let over = class_of(&route.class);
         Ok(match configured {
             Some(index) => {
-                let (class, quantum) = self.shares[index];
-                let id = u32::try_from(index).unwrap_or(u32::MAX - BUCKETS);
+                let (id, class, quantum) = self.shares[index];
                 Caller { tenant: Tenant { class: over.unwrap_or(class), id }, quantum, configured }
             }
             None => {
@@ -93,6 +107,11 @@ impl Tenants {
                 Caller { tenant: Tenant { class, id: u32::MAX - bucket }, quantum: 1, configured: None }
             }
         })
+    }
+
+    /// The configured tenants: name and number.
+    pub(crate) fn numbers(&self) -> &HashMap<String, u32> {
+        &self.numbers
     }
 
     /// The tenant that the credentials belong to; `None` if none were sent and none are needed.
@@ -175,7 +194,8 @@ mod tests {
             ..TenantSettings::default()
         };
         let auth = AuthSettings { mode: AuthMode::ApiKey };
-        Tenants::new(&GatewaySettings { tenants: vec![acme, beta], auth, ..GatewaySettings::default() })
+        let settings = GatewaySettings { tenants: vec![acme, beta], auth, ..GatewaySettings::default() };
+        Tenants::new(&settings, None)
     }
 
     fn ask(
@@ -208,6 +228,27 @@ mod tests {
         let field = Some(("x-tenant", "beta"));
         assert_eq!(ask(RouteAuth::Optional, field, true).unwrap().tenant, Tenant { class: 2, id: 1 });
         assert_eq!(ask(RouteAuth::Optional, field, false).unwrap().configured, None);
+    }
+
+    #[test]
+    fn a_number_belongs_to_a_name_for_good() {
+        let named = |names: &[&str], former: Option<&Tenants>| {
+            let tenant = |id: &&str| TenantSettings { id: (*id).into(), ..TenantSettings::default() };
+            let tenants = names.iter().map(tenant).collect();
+            Tenants::new(&GatewaySettings { tenants, ..GatewaySettings::default() }, former)
+        };
+        let first = named(&["a", "b"], None);
+        let second = named(&["new", "b", "a"], Some(&first));
+        assert_eq!((second.numbers["a"], second.numbers["b"]), (first.numbers["a"], first.numbers["b"]));
+        let third = named(&["b"], Some(&second));
+        let fourth = named(&["a", "b"], Some(&third));
+        assert_eq!(fourth.numbers["b"], first.numbers["b"]);
+        assert_eq!(
+            (fourth.numbers["a"], fourth.numbers.len()),
+            (3, 2),
+            "what is gone is forgotten, not reused"
+        );
+        assert_eq!(fourth.hasher.hash_one(7), first.hasher.hash_one(7), "strangers stay in their buckets");
     }
 
     #[test]

@@ -112,6 +112,41 @@ fn a_tenant_has_its_own_rate() {
 }
 
 #[test]
+fn a_reload_that_reorders_tenants_leaves_each_its_bucket_and_its_queue() {
+    let origin = Origin::start(|path| match path {
+        "/slow" => Script::After(Duration::from_secs(1)),
+        _ => Script::Body(b"hi".to_vec()),
+    });
+    let (a, b) = (("a", "rps = 1"), ("b", "rps = 1"));
+    let text = |list: &[(&str, &str)]| slow(&origin, "quotas = { burst_factor = 30.0 }", 1, &tenants(list));
+    let node = Node::start(&["gateway"], &text(&[a, b]));
+    let reload = |list: &[(&str, &str)]| {
+        node.write_config(&text(list));
+        assert_eq!(node.admin_post("/admin/reload", "").status, 200);
+    };
+    let mut waiting: Vec<Client> = (0..3)
+        .map(|_| {
+            let mut client = Client::connect(&node.gateway()).unwrap();
+            client.send(b"GET /slow HTTP/1.1\r\nHost: a\r\nX-Api-Key: a\r\n\r\n").unwrap();
+            client
+        })
+        .collect();
+    let queued = |node: &Node| ["a", "b"].map(|id| node.metric(&format!("fq_queued{{tenant=\"{id}\"}}")));
+    node.eventually("two of a's wait", |node| queued(node) == [2.0, 0.0]);
+    reload(&[("new", ""), b, a]);
+    let [of_a, of_b] = queued(&node);
+    assert!(of_a >= 1.0 && of_b == 0.0, "a's requests are still a's: {of_a} {of_b}");
+    for client in &mut waiting {
+        assert_eq!(client.read_answer("GET").unwrap().status, 200);
+    }
+    while ask(&node, "a").reason() != "quota_tenant" {}
+    reload(&[a, b]);
+    let let_in = |id| (0..10).filter(|_| ask(&node, id).status == 200).count();
+    assert!(let_in("a") <= 5, "a has spent its thirty and got back one a second since");
+    assert_eq!(let_in("b"), 10, "b has spent nothing");
+}
+
+#[test]
 fn one_that_floods_leaves_the_others_their_share() {
     let origin = Origin::start(|_| Script::After(Duration::from_millis(10)));
     let rest = tenants(&[("flood", ""), ("b", ""), ("c", "")]);
