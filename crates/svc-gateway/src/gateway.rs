@@ -2,7 +2,7 @@
 
 use crate::config::{GatewaySettings, SchedFull};
 use crate::degraded::Hysteresis;
-use crate::gate::{self, Gate, LANES_LOCK, WORK_LOCK};
+use crate::gate::{self, Gate, WORK_LOCK};
 use crate::proxy::{COUNTERS, Proxy, upstream_tls};
 use crate::upstream::{BREAKER, IDLE, probe};
 use ron_kernel::bus::{KernelEvent, Next};
@@ -50,7 +50,7 @@ static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping"]);
 
 /// The gateway's declarations, for the inventory and the document.
 pub static CHANNELS: [&ChannelSpec; 5] = [&WORK, &SCHED, &EVENTS, &SHUTDOWN, &CONFIG];
-pub static LOCKS: [&LockSpec; 5] = [&WORK_LOCK, &LANES_LOCK, &COUNTERS, &IDLE, &BREAKER];
+pub static LOCKS: [&LockSpec; 4] = [&WORK_LOCK, &COUNTERS, &IDLE, &BREAKER];
 pub const TASKS: [TaskSpec; 12] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     let does = "applies a new configuration, forgets addresses whose buckets are full again";
@@ -243,8 +243,8 @@ fn start_scheduling(service: &Service, settings: &GatewaySettings, gate: &Arc<Ga
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let workers = if fair.workers == 0 { cores.min(8) } else { fair.workers };
     for index in 0..workers {
-        let (gate_of, receiver) = (gate.clone(), receiver.clone());
-        service.permanent("worker", index, move || gate::work(gate_of.clone(), receiver.clone()));
+        let receiver = receiver.clone();
+        service.permanent("worker", index, move || gate::work(receiver.clone()));
     }
 }
 

@@ -5,6 +5,7 @@
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use ron_kernel::http::{Body, BodyError};
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +31,7 @@ pub(crate) struct Account {
 
 /// What the ledger says to a newcomer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum Room {
     Fine,
     /// The ledger is full and the tenant holds more than its part, which is this much.
     OverShare(u64),
@@ -49,12 +50,15 @@ impl Ledger {
         tenants: impl Iterator<Item = &'a str>,
         former: &[Arc<Account>],
     ) -> Vec<Arc<Account>> {
-        let known = |tenant: &str| former.iter().find(|account| account.tenant == tenant).cloned();
+        let former: HashMap<&str, &Arc<Account>> =
+            former.iter().map(|account| (account.tenant.as_str(), account)).collect();
         let fresh = |tenant: &str| {
             let (held, ledger) = (AtomicU64::new(0), self.clone());
             Arc::new(Account { tenant: tenant.to_owned(), held, ledger })
         };
-        tenants.map(|tenant| known(tenant).unwrap_or_else(|| fresh(tenant))).collect()
+        tenants
+            .map(|tenant| former.get(tenant).map_or_else(|| fresh(tenant), |known| (*known).clone()))
+            .collect()
     }
 }
 
@@ -64,20 +68,20 @@ impl Account {
     }
 
     /// Whether this tenant may begin another request, among all the accounts there are.
-    pub(crate) fn standing(&self, all: &[Arc<Account>]) -> Standing {
+    pub(crate) fn room(&self, all: &[Arc<Account>]) -> Room {
         let (held, limit) =
             (self.ledger.held.load(Ordering::Relaxed), self.ledger.limit.load(Ordering::Relaxed));
         if held <= limit {
-            return Standing::Fine;
+            return Room::Fine;
         }
         let holders = all.iter().filter(|account| account.held() > 0).count().max(1) as u64;
         let share = limit / holders;
         if self.held() > share {
-            Standing::OverShare(share)
+            Room::OverShare(share)
         } else if held > limit / 4 * HARD_QUARTERS {
-            Standing::Full
+            Room::Full
         } else {
-            Standing::Fine
+            Room::Fine
         }
     }
 
@@ -158,11 +162,11 @@ mod tests {
         let piece = a.book(Bytes::from(vec![0; 80]));
         let part = piece.slice(..10);
         let _small = b.book(Bytes::from(vec![0; 10]));
-        assert_eq!((a.held(), a.standing(&accounts)), (80, Standing::Fine));
+        assert_eq!((a.held(), a.room(&accounts)), (80, Room::Fine));
         let more = b.book(Bytes::from(vec![0; 20]));
-        assert_eq!((a.standing(&accounts), b.standing(&accounts)), (Standing::OverShare(50), Standing::Fine));
+        assert_eq!((a.room(&accounts), b.room(&accounts)), (Room::OverShare(50), Room::Fine));
         let most = a.book(Bytes::from(vec![0; 80]));
-        assert_eq!(b.standing(&accounts), Standing::Full, "past the limit by more than a quarter");
+        assert_eq!(b.room(&accounts), Room::Full, "past the limit by more than a quarter");
         let again = ledger.accounts(["b", "c", "a"].into_iter(), &accounts);
         assert_eq!((again[2].held(), again[1].held()), (160, 0), "a reload forgets nothing");
         drop((piece, most, more));

@@ -2,11 +2,11 @@
 
 use crate::config::{GatewaySettings, RouteSettings};
 use crate::decode::Decoded;
-use crate::fair_queue::Shape;
+use crate::fair_queue::{Full, Shape};
 use crate::forward::{Forward, clean_response, host_of, max_forwards, upgrade_of};
 use crate::gate::{Gate, Pass, Refused, Ticket};
 use crate::gateway::WORK;
-use crate::ledger::{Account, Accounted, Standing};
+use crate::ledger::{Account, Accounted, Room};
 use crate::routes::{Found, Routes, has_dot_segment, plain};
 use crate::tenants::{CLASS_NAMES, Caller, Tenants};
 use crate::upstream::{Charges, Failure, Loaded, Metered, Shared, Upstream};
@@ -67,9 +67,7 @@ pub(crate) struct Snapshot {
     per_ip: Option<Rate>,
     trusted: TrustedProxies,
     tenants: Tenants,
-    /// `fq_served_cost_total` of each tenant, and of the others.
-    served: Vec<Counter>,
-    /// The same for what each holds in buffers.
+    /// What each tenant holds in buffers, and the others.
     accounts: Vec<Arc<Account>>,
     /// Lanes ever given out.
     lane_count: usize,
@@ -140,8 +138,7 @@ impl Proxy {
         };
         shared.ledger.set_limit(settings.buffer_bytes.0);
         let snapshot = Snapshot::new(settings, &base, tls, None, &shared);
-        let names = snapshot.tenants.numbers().clone();
-        gate.reshape(shape_of(settings), settings.max_inflight, snapshot.lanes(), names);
+        gate.reshape(shape_of(settings), settings.max_inflight, snapshot.lanes());
         let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
         expose_snapshot(service, &snapshot);
         let busy = service.metrics().family(
@@ -197,12 +194,7 @@ impl Proxy {
         let former = self.snapshot.load();
         self.shared.ledger.set_limit(settings.buffer_bytes.0);
         let snapshot = Snapshot::new(settings, &self.base, tls, Some(&former), &self.shared);
-        self.gate.reshape(
-            shape_of(settings),
-            settings.max_inflight,
-            snapshot.lanes(),
-            snapshot.tenants.numbers().clone(),
-        );
+        self.gate.reshape(shape_of(settings), settings.max_inflight, snapshot.lanes());
         self.snapshot.store(Arc::new(snapshot));
     }
 
@@ -262,24 +254,25 @@ impl Proxy {
             deadline: budget.until,
         };
         let number = caller.configured.unwrap_or(snapshot.settings.tenants.len());
-        let (served, account) = (snapshot.served[number].clone(), snapshot.accounts[number].clone());
-        match account.standing(&snapshot.accounts) {
-            Standing::Fine => {}
-            Standing::OverShare(share) => {
+        let account = snapshot.accounts[number].clone();
+        match account.room(&snapshot.accounts) {
+            Room::Fine => {}
+            Room::OverShare(share) => {
                 let rejection = Rejection::new(Reason::Busy, "your share of the buffers is full");
                 let (policy, state) = (format!("\"buffers\";q={share}"), "\"buffers\";r=0;t=1".to_owned());
                 return Err(with_rate_limit(rejection.retry_after(1), policy, state));
             }
-            Standing::Full => {
+            Room::Full => {
                 return Err(Rejection::new(Reason::Shed, "the buffers are full").retry_after(1));
             }
         }
+        let standing = snapshot.tenants.standing(&caller);
         let entered = if snapshot.settings.fair_queue.enabled {
-            self.gate.enter(ticket, &upstream.permits, served).await
+            self.gate.enter(ticket, &upstream.permits, standing).await
         } else {
-            self.gate.try_enter(ticket, &upstream.permits, served).ok_or(Refused::Lost)
+            self.gate.try_enter(ticket, &upstream.permits, standing).ok_or(Refused::Lost)
         };
-        let pass = entered.map_err(|refused| self.not_admitted(refused, ticket, caller, route))?;
+        let pass = entered.map_err(|refused| self.not_admitted(refused, route))?;
         let upgrade = upgrade_of(&request);
         let mut request = prepare_body(request, route, &snapshot.settings, cap, &self.decoders)?;
         if request.body().exact_len() != Some(0) {
@@ -323,22 +316,11 @@ impl Proxy {
     }
 
     /// What a caller is told that the gate did not let in, counted where the contract wants it counted.
-    fn not_admitted(
-        &self,
-        refused: Refused,
-        ticket: Ticket,
-        caller: Caller,
-        route: &RouteSettings,
-    ) -> Rejection {
-        let wait = self
-            .gate
-            .look(|queue| queue.wait(ticket.lane, ticket.tenant, ticket.quantum))
-            .unwrap_or_default();
+    fn not_admitted(&self, refused: Refused, route: &RouteSettings) -> Rejection {
         match refused {
-            Refused::Busy => {
+            Refused::Busy(Full { share, wait }) => {
                 self.work.dropped.inc();
                 self.busy.with(["gateway", &route.path, ""]).inc();
-                let (_, share) = self.gate.look(|queue| queue.held_and_share(caller.tenant, caller.quantum));
                 let policy = format!("\"queue\";q={share}");
                 let state = format!("\"queue\";r=0;t={}", seconds(wait));
                 let rejection = Rejection::new(Reason::Busy, "your share of the queue is full")
@@ -352,9 +334,7 @@ impl Proxy {
             Refused::Expired => {
                 Rejection::new(Reason::Deadline, "the deadline passed while the request waited its turn")
             }
-            Refused::Lost => {
-                Rejection::new(Reason::Shed, "there is no room for this request").retry_after(seconds(wait))
-            }
+            Refused::Lost => Rejection::new(Reason::Shed, "there is no room for this request").retry_after(1),
         }
     }
 
@@ -524,14 +504,7 @@ impl Snapshot {
             global: Rate::new(quotas.global_rps, quotas.burst_factor),
             per_ip: Rate::new(quotas.per_ip_rps, quotas.burst_factor),
             named,
-            tenants: Tenants::new(settings, former.map(|former| &former.tenants)),
-            served: settings
-                .tenants
-                .iter()
-                .map(|tenant| tenant.id.as_str())
-                .chain(["other"])
-                .map(|id| shared.served.with([id]))
-                .collect(),
+            tenants: Tenants::new(settings, former.map(|former| &former.tenants), &shared.served),
             lane_count: next_lane,
             accounts: shared.ledger.accounts(
                 settings.tenants.iter().map(|tenant| tenant.id.as_str()).chain(["other"]),
@@ -682,19 +655,7 @@ fn expose(service: &Service, gate: &Arc<Gate>) {
         "gauge",
         move |rows| {
             for (class, name) in CLASS_NAMES.iter().enumerate() {
-                let class = u8::try_from(class).unwrap_or(0);
-                rows.row(&[("class", name)], seen.look(|queue| queue.tokens(class)));
-            }
-        },
-    );
-    let seen = gate.clone();
-    service.metrics().computed(
-        "fq_queued",
-        "Requests waiting their turn, by tenant.",
-        "gauge",
-        move |rows| {
-            for (tenant, queued) in seen.queued_by_tenant() {
-                rows.row(&[("tenant", &tenant)], queued);
+                rows.row(&[("class", name)], seen.tokens(class));
             }
         },
     );
@@ -708,6 +669,12 @@ fn expose(service: &Service, gate: &Arc<Gate>) {
 
 /// Gauges that follow the configuration.
 fn expose_snapshot(service: &Service, snapshot: &Arc<ArcSwap<Snapshot>>) {
+    let (seen, help) = (snapshot.clone(), "Requests waiting their turn, by tenant.");
+    service.metrics().computed("fq_queued", help, "gauge", move |rows| {
+        for (tenant, queued) in seen.load().tenants.queued() {
+            rows.row(&[("tenant", tenant)], queued);
+        }
+    });
     let seen = snapshot.clone();
     let help = "0 closed, 1 half-open, 2 open.";
     service.metrics().computed("breaker_state", help, "gauge", move |rows| {

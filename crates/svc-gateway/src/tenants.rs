@@ -1,8 +1,10 @@
 //! Who is calling: class, tenant and share, decided locally and in constant time.
 
-use crate::config::{AuthMode, ClassName, GatewaySettings, RouteAuth, RouteSettings};
+use crate::config::{AuthMode, ClassName, GatewaySettings, RouteAuth, RouteSettings, TenantSettings};
 use crate::fair_queue::Tenant;
+use crate::gate::Standing;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, WWW_AUTHENTICATE};
+use ron_kernel::metrics::{Counter, Family};
 use ron_kernel::problem::Rejection;
 use ron_kernel::reason::Reason;
 use sha2::{Digest as _, Sha256};
@@ -10,6 +12,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
@@ -31,31 +34,55 @@ pub(crate) struct Caller {
 /// The tenants of one version of the configuration.
 #[derive(Debug)]
 pub(crate) struct Tenants {
-    /// By name, the number that queue and quotas know a tenant by. It is given once and never to another, so that a
-    /// reload which reorders the list hands nobody's queue or bucket to somebody else.
-    numbers: HashMap<String, u32>,
+    known: Vec<Known>,
+    by_name: HashMap<String, usize>,
     next_number: u32,
     mode: AuthMode,
     by_key: HashMap<[u8; 32], usize>,
     by_header: Vec<(HeaderName, HeaderValue, usize)>,
-    /// Number, class and quantum of each.
-    shares: Vec<(u32, u8, u64)>,
+    /// Standings of the buckets that strangers share.
+    strangers: Vec<Arc<Standing>>,
     hasher: RandomState,
 }
 
+/// A configured tenant.
+#[derive(Debug)]
+struct Known {
+    name: String,
+    /// What queue and quotas know it by. It is given once and never to another, so that a reload which reorders the
+    /// list hands nobody's queue or bucket to somebody else.
+    number: u32,
+    class: u8,
+    quantum: u64,
+    standing: Arc<Standing>,
+}
+
 impl Tenants {
-    /// Tenants that `former` knew keep their numbers, and strangers their buckets.
-    pub(crate) fn new(settings: &GatewaySettings, former: Option<&Tenants>) -> Tenants {
+    /// Tenants that `former` knew keep their numbers and standing, and strangers their buckets.
+    pub(crate) fn new(
+        settings: &GatewaySettings,
+        former: Option<&Tenants>,
+        served: &Family<Counter, 1>,
+    ) -> Tenants {
         let mut next_number = former.map_or(0, |former| former.next_number);
-        let mut number_of = |id: &String| {
-            former.and_then(|former| former.numbers.get(id).copied()).unwrap_or_else(|| {
-                let number = next_number;
-                // Numbers run out after four thousand million new names; the last is then shared.
-                next_number = (next_number + 1).min(u32::MAX - BUCKETS);
-                number
-            })
+        let mut known = |tenant: &TenantSettings| {
+            let of_before = former.and_then(|former| Some(&former.known[*former.by_name.get(&tenant.id)?]));
+            let (number, standing) = match of_before {
+                Some(known) => (known.number, known.standing.clone()),
+                None => {
+                    // Numbers run out after four thousand million new names; the last is then shared.
+                    next_number = (next_number + 1).min(u32::MAX - BUCKETS);
+                    (next_number, Arc::new(Standing::new(served.with([&tenant.id]))))
+                }
+            };
+            let (class, quantum) = (class_index(tenant.class), tenant.quantum);
+            Known { name: tenant.id.clone(), number, class, quantum, standing }
         };
-        let numbers: Vec<u32> = settings.tenants.iter().map(|tenant| number_of(&tenant.id)).collect();
+        let known: Vec<Known> = settings.tenants.iter().map(&mut known).collect();
+        let strangers = || {
+            let served = served.with(["other"]);
+            (0..BUCKETS).map(|_| Arc::new(Standing::new(served.clone()))).collect()
+        };
         let keys = |(index, keys): (usize, &Vec<String>)| {
             keys.iter().filter_map(|key| parse_key(key)).map(move |hash| (hash, index)).collect::<Vec<_>>()
         };
@@ -68,11 +95,10 @@ impl Tenants {
                     parse_header(&tenant.r#match.header).map(|(name, value)| (name, value, index))
                 })
                 .collect(),
-            shares: all()
-                .map(|(index, tenant)| (numbers[index], class_index(tenant.class), tenant.quantum))
-                .collect(),
-            numbers: all().map(|(index, tenant)| (tenant.id.clone(), numbers[index])).collect(),
+            by_name: all().map(|(index, tenant)| (tenant.id.clone(), index)).collect(),
+            known,
             next_number,
+            strangers: former.map_or_else(strangers, |former| former.strangers.clone()),
             hasher: former.map_or_else(RandomState::new, |former| former.hasher.clone()),
         }
     }
@@ -96,7 +122,7 @@ impl Tenants {
         let over = class_of(&route.class);
         Ok(match configured {
             Some(index) => {
-                let (id, class, quantum) = self.shares[index];
+                let Known { number: id, class, quantum, .. } = self.known[index];
                 Caller { tenant: Tenant { class: over.unwrap_or(class), id }, quantum, configured }
             }
             None => {
@@ -109,9 +135,18 @@ impl Tenants {
         })
     }
 
-    /// The configured tenants: name and number.
-    pub(crate) fn numbers(&self) -> &HashMap<String, u32> {
-        &self.numbers
+    pub(crate) fn standing(&self, caller: &Caller) -> &Arc<Standing> {
+        match caller.configured {
+            Some(index) => &self.known[index].standing,
+            None => &self.strangers[(u32::MAX - caller.tenant.id) as usize],
+        }
+    }
+
+    /// Waiting requests of each configured tenant, and of all others together.
+    pub(crate) fn queued(&self) -> impl Iterator<Item = (&str, usize)> {
+        let others = self.strangers.iter().map(|standing| standing.queued()).sum();
+        let known = self.known.iter().map(|known| (known.name.as_str(), known.standing.queued()));
+        known.chain([("other", others)])
     }
 
     /// The tenant that the credentials belong to; `None` if none were sent and none are needed.
@@ -173,11 +208,16 @@ pub(crate) fn parse_header(text: &str) -> Option<(HeaderName, HeaderValue)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{AuthSettings, MatchSettings, TenantSettings};
+    use crate::config::{AuthSettings, MatchSettings};
+    use ron_kernel::metrics::Metrics;
 
     fn key_of(key: &str) -> String {
         let hash: [u8; 32] = Sha256::digest(key).into();
         format!("sha256:{}", hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+    }
+
+    fn served() -> Arc<Family<Counter, 1>> {
+        Metrics::default().family("fq_served_cost_total", "", ["tenant"])
     }
 
     fn tenants() -> Tenants {
@@ -195,7 +235,7 @@ mod tests {
         };
         let auth = AuthSettings { mode: AuthMode::ApiKey };
         let settings = GatewaySettings { tenants: vec![acme, beta], auth, ..GatewaySettings::default() };
-        Tenants::new(&settings, None)
+        Tenants::new(&settings, None, &served())
     }
 
     fn ask(
@@ -216,7 +256,7 @@ mod tests {
     #[test]
     fn keys_lead_to_tenants_and_wrong_ones_nowhere() {
         let acme = ask(RouteAuth::Required, Some(("x-api-key", "k1")), false).unwrap();
-        assert_eq!((acme.tenant, acme.quantum), (Tenant { class: 1, id: 0 }, 3));
+        assert_eq!((acme.tenant, acme.quantum), (Tenant { class: 1, id: 1 }, 3));
         assert_eq!(ask(RouteAuth::Optional, Some(("authorization", "Bearer k1")), false), Ok(acme));
         assert_eq!(ask(RouteAuth::Required, None, false), Err(Reason::Unauth));
         assert_eq!(ask(RouteAuth::Optional, Some(("x-api-key", "k2")), false), Err(Reason::TokenInvalid));
@@ -226,7 +266,7 @@ mod tests {
     #[test]
     fn a_header_names_a_tenant_only_if_a_trusted_proxy_says_so() {
         let field = Some(("x-tenant", "beta"));
-        assert_eq!(ask(RouteAuth::Optional, field, true).unwrap().tenant, Tenant { class: 2, id: 1 });
+        assert_eq!(ask(RouteAuth::Optional, field, true).unwrap().tenant, Tenant { class: 2, id: 2 });
         assert_eq!(ask(RouteAuth::Optional, field, false).unwrap().configured, None);
     }
 
@@ -235,19 +275,19 @@ mod tests {
         let named = |names: &[&str], former: Option<&Tenants>| {
             let tenant = |id: &&str| TenantSettings { id: (*id).into(), ..TenantSettings::default() };
             let tenants = names.iter().map(tenant).collect();
-            Tenants::new(&GatewaySettings { tenants, ..GatewaySettings::default() }, former)
+            Tenants::new(&GatewaySettings { tenants, ..GatewaySettings::default() }, former, &served())
         };
+        let number = |tenants: &Tenants, name: &str| tenants.known[tenants.by_name[name]].number;
         let first = named(&["a", "b"], None);
         let second = named(&["new", "b", "a"], Some(&first));
-        assert_eq!((second.numbers["a"], second.numbers["b"]), (first.numbers["a"], first.numbers["b"]));
+        for name in ["a", "b"] {
+            assert_eq!(number(&second, name), number(&first, name));
+        }
         let third = named(&["b"], Some(&second));
         let fourth = named(&["a", "b"], Some(&third));
-        assert_eq!(fourth.numbers["b"], first.numbers["b"]);
-        assert_eq!(
-            (fourth.numbers["a"], fourth.numbers.len()),
-            (3, 2),
-            "what is gone is forgotten, not reused"
-        );
+        assert_eq!(number(&fourth, "b"), number(&first, "b"));
+        let numbers = ["a", "b", "new"].map(|name| number(&second, name));
+        assert!(!numbers.contains(&number(&fourth, "a")), "what is gone is forgotten, not given again");
         assert_eq!(fourth.hasher.hash_one(7), first.hasher.hash_one(7), "strangers stay in their buckets");
     }
 
