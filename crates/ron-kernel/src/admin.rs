@@ -1,12 +1,13 @@
 //! The admin plane: health, readiness, metrics, inventory, and the few commands that need the token.
 
 use crate::health::Scope;
-use crate::http::{Body, ConnInfo, Handler, ServerLimits};
+use crate::http::{Body, BodyError, ConnInfo, Handler, ServerLimits};
 use crate::kernel::{Ending, Kernel, Service};
 use crate::metrics::{Counter, Family};
 use crate::problem::{CorrId, Rejection, X_CORR_ID, json_response};
 use crate::process::Reloader;
 use crate::reason::{Reason, Rejections};
+use bytes::Bytes;
 use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
@@ -24,6 +25,22 @@ pub struct Version {
     pub git: &'static str,
     pub profile: &'static str,
     pub features: &'static [&'static str],
+}
+
+/// A command that a service hangs into the admin plane, behind the token: JSON or nothing in, JSON out.
+pub(crate) struct LocalApi {
+    pub(crate) method: Method,
+    pub(crate) path: &'static str,
+    pub(crate) answer: Answer,
+}
+
+/// From the body of the request to that of the response.
+type Answer = Box<dyn Fn(&[u8]) -> Result<Value, Rejection> + Send + Sync>;
+
+impl std::fmt::Debug for LocalApi {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LocalApi({} {})", self.method, self.path)
+    }
 }
 
 /// The handler of the admin listener.
@@ -93,13 +110,17 @@ impl Admin {
     async fn answer(&self, request: Request<Body>, corr: &CorrId) -> Result<Response<Body>, Rejection> {
         let path = request.uri().path();
         let method = if request.method() == Method::HEAD { &Method::GET } else { request.method() };
-        let known = PATHS.iter().find(|(known, _)| *known == path);
-        let Some((path, allowed)) = known else { return Err(nothing_here()) };
-        if method != allowed {
+        let Some((path, allowed, api)) = self.known(path) else { return Err(nothing_here()) };
+        if *method != allowed {
             let allow = HeaderValue::from_str(allowed.as_str()).expect("a method is a valid header value");
             return Err(Rejection::new(Reason::Method, "another method is needed here").header(ALLOW, allow));
         }
-        match *path {
+        if let Some(api) = api {
+            self.check_token(&request)?;
+            let body = read(request).await?;
+            return Ok(json_response(StatusCode::OK, &(api.answer)(&body)?, corr));
+        }
+        match path {
             "/healthz" => Ok(json_response(StatusCode::OK, &json!({"alive": true}), corr)),
             "/readyz" => self.readyz(request.uri().query().unwrap_or(""), corr),
             "/metrics" => Ok(text(self.kernel.metrics().scrape(), corr)),
@@ -122,6 +143,15 @@ impl Admin {
                 self.reload(corr).await
             }
         }
+    }
+
+    /// A path that leads somewhere: its name, its method, and the service's command if it is one.
+    fn known(&self, path: &str) -> Option<(&'static str, Method, Option<Arc<LocalApi>>)> {
+        if let Some((known, method)) = PATHS.iter().find(|(known, _)| *known == path) {
+            return Some((known, method.clone(), None));
+        }
+        let api = self.kernel.local_api(path)?;
+        Some((api.path, api.method.clone(), Some(api)))
     }
 
     fn readyz(&self, query: &str, corr: &CorrId) -> Result<Response<Body>, Rejection> {
@@ -171,13 +201,12 @@ impl Admin {
         Err(refused.header(WWW_AUTHENTICATE, challenge))
     }
 
-    async fn kill(&self, mut request: Request<Body>, corr: &CorrId) -> Result<Response<Body>, Rejection> {
+    async fn kill(&self, request: Request<Body>, corr: &CorrId) -> Result<Response<Body>, Rejection> {
         if !self.has_token(&request) || !(self.danger_ok)() {
             return Err(nothing_here());
         }
         let malformed = |detail: &'static str| Rejection::new(Reason::Malformed, detail);
-        let body = request.body_mut().collect(BODY_MAX).await;
-        let body = body.map_err(|_broken| malformed("the body could not be read"))?;
+        let body = read(request).await?;
         let body: Value = serde_json::from_slice(&body).map_err(|_bad| malformed("the body is no JSON"))?;
         let (Some(service), Some(kind), Some(fraction)) =
             (body["service"].as_str(), body["kind"].as_str(), body["fraction"].as_f64())
@@ -209,9 +238,9 @@ impl Admin {
 impl Handler for Admin {
     async fn call(&self, request: Request<Body>, _: &ConnInfo) -> Response<Body> {
         let corr = CorrId::from_headers(request.headers());
-        let known = PATHS.iter().find(|(known, _)| *known == request.uri().path());
-        let route = known.map_or("none", |(path, _)| *path);
-        let method = known.map_or("none", |(_, method)| method.as_str()).to_owned();
+        let known = self.known(request.uri().path());
+        let route = known.as_ref().map_or("none", |(path, _, _)| *path);
+        let method = known.as_ref().map_or("none", |(_, method, _)| method.as_str()).to_owned();
         let response = match self.answer(request, &corr).await {
             Ok(response) => response,
             Err(rejection) => {
@@ -222,6 +251,17 @@ impl Handler for Admin {
         self.requests.with(["kernel", route, &method, response.status().as_str()]).inc();
         response
     }
+}
+
+/// The body of a command.
+async fn read(mut request: Request<Body>) -> Result<Bytes, Rejection> {
+    request.body_mut().collect(BODY_MAX).await.map_err(|error| match error {
+        BodyError::TooLarge => {
+            Rejection::new(Reason::BodyCap, format!("the body may have at most {BODY_MAX} bytes"))
+        }
+        BodyError::ReadTimeout => Rejection::new(Reason::ReadTimeout, "the body did not arrive in time"),
+        _ => Rejection::new(Reason::Malformed, "the body could not be read"),
+    })
 }
 
 fn nothing_here() -> Rejection {

@@ -1,13 +1,17 @@
 //! One [`Kernel`] per process and one [`Service`] handle per service: the only way to spawn, wait, publish or
 //! shut down.
 
+use crate::admin::LocalApi;
 use crate::bus::{BUS_CAPACITY, KernelEvent, Subscription};
 use crate::channel;
 use crate::health::{Health, Severity, State};
 use crate::inventory::{ChannelKind, ChannelSpec, Inventory, Policy};
 use crate::metrics::{Counter, Family, Metrics};
+use crate::problem::Rejection;
 use crate::shutdown::{Phase, Shutdown};
 use crate::task::Tasks;
+use http::Method;
+use serde_json::Value;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -30,6 +34,8 @@ struct Inner {
     health: Health,
     bus: broadcast::Sender<KernelEvent>,
     services: Mutex<Vec<Service>>,
+    /// What the services add to the admin plane.
+    apis: Mutex<Vec<Arc<LocalApi>>>,
     /// Whether a service that fails closed ends the process.
     exit_on_fatal: AtomicBool,
     /// Set when a service failed closed or someone asked for the end.
@@ -124,6 +130,7 @@ impl Kernel {
             health,
             bus,
             services: Mutex::default(),
+            apis: Mutex::default(),
             exit_on_fatal: AtomicBool::new(true),
             ending,
             _ending_kept_open: kept,
@@ -188,6 +195,12 @@ impl Kernel {
 
     pub fn services(&self) -> Vec<Service> {
         self.inner.services.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The command that a service hung into the admin plane under this path.
+    pub(crate) fn local_api(&self, path: &str) -> Option<Arc<LocalApi>> {
+        let apis = self.inner.apis.lock().unwrap_or_else(PoisonError::into_inner);
+        apis.iter().find(|api| api.path == path).cloned()
     }
 
     /// `node.on_fatal`: whether a service that fails closed ends the process or leaves it to the others.
@@ -284,6 +297,17 @@ impl Service {
 
     pub fn metrics(&self) -> &Metrics {
         &self.kernel.inner.metrics
+    }
+
+    /// Hangs a command into the admin plane, behind its token. `answer` gets the request's body and must not block.
+    pub fn local_api(
+        &self,
+        method: Method,
+        path: &'static str,
+        answer: impl Fn(&[u8]) -> Result<Value, Rejection> + Send + Sync + 'static,
+    ) {
+        let api = Arc::new(LocalApi { method, path, answer: Box::new(answer) });
+        self.kernel.inner.apis.lock().unwrap_or_else(PoisonError::into_inner).push(api);
     }
 
     /// Puts the service's shutdown signal and its view of the bus on the inventory.

@@ -84,12 +84,21 @@ impl Node {
         self.address("gateway", "http")
     }
 
-    /// A request to the admin plane with the token.
+    /// A command of the admin plane with the token.
     pub fn admin_post(&self, path: &str, body: &str) -> Answer {
+        self.admin_request("POST", path, body)
+    }
+
+    /// A look at the admin plane with the token.
+    pub fn admin_get(&self, path: &str) -> Answer {
+        self.admin_request("GET", path, "")
+    }
+
+    fn admin_request(&self, method: &str, path: &str, body: &str) -> Answer {
         let token =
             std::fs::read_to_string(self.dir.path().join("admin.token")).expect("made at first start");
         let bearer = format!("Bearer {token}");
-        request(&self.admin(), "POST", path, &[("Authorization", &bearer)], body.as_bytes())
+        request(&self.admin(), method, path, &[("Authorization", &bearer)], body.as_bytes())
             .expect("an answer")
     }
 

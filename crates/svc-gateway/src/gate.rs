@@ -231,6 +231,12 @@ impl Gate {
         &self.inflight
     }
 
+    /// The places each of these is entitled to when the queue is full, for an operator who asks.
+    pub(crate) fn shares(&self, tenants: impl Iterator<Item = (Tenant, u64)>) -> Vec<usize> {
+        let queue = self.queue.lock();
+        tenants.map(|(tenant, quantum)| queue.held_and_share(tenant, quantum).1).collect()
+    }
+
     pub(crate) fn running(&self, class: usize) -> usize {
         self.running[class].load(Ordering::Relaxed)
     }

@@ -5,6 +5,7 @@ use crate::degraded::Hysteresis;
 use crate::gate::{self, Gate, WORK_LOCK};
 use crate::proxy::{COUNTERS, Proxy, upstream_tls};
 use crate::upstream::{BREAKER, IDLE, probe};
+use http::Method;
 use ron_kernel::bus::{KernelEvent, Next};
 use ron_kernel::channel;
 use ron_kernel::config::Prepared;
@@ -181,6 +182,7 @@ impl Gateway {
         let watching = (service.clone(), proxy.clone());
         service
             .permanent("overload_watch", 0, move || overload_watch(watching.0.clone(), watching.1.clone()));
+        serve_operators(service, &proxy);
         let server = Server::new(service, proxy, settings.server_limits());
         for (bound, tls) in listeners {
             server.listen(bound, tls);
@@ -246,6 +248,16 @@ fn start_scheduling(service: &Service, settings: &GatewaySettings, gate: &Arc<Ga
         let receiver = receiver.clone();
         service.permanent("worker", index, move || gate::work(receiver.clone()));
     }
+}
+
+/// The gateway's part of the admin plane.
+fn serve_operators(service: &Service, proxy: &Arc<Proxy>) {
+    let seen = proxy.clone();
+    service.local_api(Method::GET, "/gateway/status", move |_| Ok(seen.status()));
+    let seen = proxy.clone();
+    service.local_api(Method::GET, "/gateway/routes", move |_| Ok(seen.routes()));
+    let seen = proxy.clone();
+    service.local_api(Method::POST, "/gateway/explain", move |question| seen.explain(question));
 }
 
 /// Begins and ends degraded mode, and says so in readiness.

@@ -1,22 +1,27 @@
 //! The life of a request: free checks, quota, route, a permit, the upstream under what remains of the deadline.
 
+mod explain;
+mod plan;
+mod status;
+
 use crate::config::{GatewaySettings, RouteSettings};
 use crate::decode::Decoded;
 use crate::fair_queue::{Full, Shape};
-use crate::forward::{Forward, clean_response, host_of, max_forwards, upgrade_of};
+use crate::forward::{Forward, clean_response, max_forwards, upgrade_of};
 use crate::gate::{Gate, Pass, Refused, Ticket};
 use crate::gateway::WORK;
 use crate::ledger::{Account, Accounted, Room};
-use crate::routes::{Found, Routes, has_dot_segment, plain};
-use crate::tenants::{CLASS_NAMES, Caller, Tenants};
+use crate::routes::Routes;
+use crate::tenants::{CLASS_NAMES, Tenants};
 use crate::upstream::{Charges, Failure, Loaded, Metered, Shared, Upstream};
 use arc_swap::ArcSwap;
 use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, UPGRADE, VIA};
 use http::{Method, Request, Response, StatusCode};
+use plan::{Asked, Plan, Quota, Seen};
 use ron_kernel::admission::bucket::{Keyed, Rate, Single, Verdict};
 use ron_kernel::admission::client_ip::{TrustedProxies, network_of};
 use ron_kernel::admission::deadline::Budget;
-use ron_kernel::admission::decode::{self, DecodeError, DecodeLimits};
+use ron_kernel::admission::decode::{DecodeError, DecodeLimits};
 use ron_kernel::http::client::{Answer, CallError, Payload};
 use ron_kernel::http::{Body, BodyError, Capped, ConnInfo, Handler, Peer, Tunnel, requests_family};
 use ron_kernel::inventory::{Live, LockSpec, Policy, Probe, Row};
@@ -215,36 +220,20 @@ impl Proxy {
         conn: &ConnInfo,
         corr: &CorrId,
         begun: Instant,
-        routed: &mut Option<String>,
+        snapshot: &Snapshot,
+        seen: &mut Seen,
     ) -> Result<Response<Body>, Rejection> {
-        let snapshot = self.snapshot.load_full();
-        let trusted = conn.peer.ip().is_some_and(|ip| snapshot.trusted.trusts(ip));
-        let client = conn.peer.ip().map(|ip| snapshot.trusted.client(ip, request.headers()));
-        self.check_quotas(&snapshot, client, begun)?;
-        if let Some(response) = for_ourselves(&request) {
-            return Ok(response);
-        }
-        let index = snapshot.route(&request)?;
-        let route = &snapshot.settings.routes[index];
-        *routed = Some(route.path.clone());
-        let cap = route.max_body_bytes.unwrap_or(snapshot.settings.limits.max_body_bytes).0;
-        if request.body().exact_len().is_some_and(|length| length > cap) {
-            return Err(Rejection::new(Reason::BodyCap, format!("the body may have at most {cap} bytes")));
-        }
-        let timeout = route.timeout.unwrap_or(snapshot.settings.request_timeout).0;
-        let budget = Budget::of(request.headers(), timeout, begun, unix_millis)
-            .map_err(|bad| Rejection::new(Reason::Malformed, format!("{} cannot be read", bad.0)))?;
-        if budget.is_over(Instant::now()) {
-            return Err(Rejection::new(Reason::Deadline, "the deadline had passed when the request came"));
-        }
-        if self.is_degraded() && !request.method().is_safe() {
-            let detail = "the gateway is over its capacity and answers reads only";
-            return Err(Rejection::new(Reason::Degraded, detail).retry_after(2));
-        }
-        let caller = snapshot.tenants.caller(request.headers(), route, client, trusted)?;
-        self.check_tenant_quota(&snapshot, caller, begun)?;
-        let body_len = request.body().exact_len().unwrap_or(cap / 4);
-        let request_cost = snapshot.settings.fair_queue.request_cost_bytes.0 + body_len;
+        let plan = {
+            let (body_len, degraded) = (request.body().exact_len(), self.is_degraded());
+            let asked = Asked { request: &request, body_len, peer: conn.peer.ip(), begun, degraded };
+            let mut take = |quota, rate| self.take(quota, rate, begun);
+            let sender = snapshot.meet_quotas(&asked, seen, &mut take)?;
+            if let Some(response) = for_ourselves(&request) {
+                return Ok(response);
+            }
+            snapshot.plan(&asked, sender, seen, &mut take)?
+        };
+        let Plan { index, route, caller, budget, request_cost, .. } = plan;
         let upstream = &snapshot.upstreams[index];
         let ticket = Ticket {
             lane: upstream.lane,
@@ -274,44 +263,25 @@ impl Proxy {
         };
         let pass = entered.map_err(|refused| self.not_admitted(refused, route))?;
         let upgrade = upgrade_of(&request);
-        let mut request = prepare_body(request, route, &snapshot.settings, cap, &self.decoders)?;
+        let mut request = prepare_body(request, &plan, &snapshot.settings, &self.decoders)?;
         if request.body().exact_len() != Some(0) {
             request = request.map(|body| Body::stream(Accounted::new(body, account.clone())));
         }
+        let Plan { client, trusted, .. } = plan;
         let passing = Passing { client, trusted, budget, pass, request_cost, upgrade, account };
-        self.forward(request, conn, corr, &snapshot, index, passing).await
+        self.forward(request, conn, corr, snapshot, index, passing).await
     }
 
-    fn check_quotas(
-        &self,
-        snapshot: &Snapshot,
-        client: Option<IpAddr>,
-        now: Instant,
-    ) -> Result<(), Rejection> {
-        // The client's own share first: what it is refused must not be taken from everybody's.
-        if let (Some(rate), Some(ip)) = (snapshot.per_ip, client)
-            && let Verdict::Empty { wait } = self.per_ip.take(&network_of(ip), 1.0, rate, now)
-        {
-            return Err(over_quota(Reason::QuotaIp, "ip", rate, wait));
-        }
-        if let Some(rate) = snapshot.global
-            && let Verdict::Empty { wait } = self.global.take(1.0, rate, now)
-        {
-            return Err(over_quota(Reason::QuotaGlobal, "global", rate, wait));
-        }
-        Ok(())
-    }
-
-    fn check_tenant_quota(&self, snapshot: &Snapshot, caller: Caller, now: Instant) -> Result<(), Rejection> {
-        let Some(index) = caller.configured else { return Ok(()) };
-        let settings = &snapshot.settings;
-        let tenant = &settings.tenants[index];
-        match Rate::new(tenant.rps, settings.quotas.burst_factor) {
-            Some(rate) => match self.per_tenant.take(&caller.tenant.id, 1.0, rate, now) {
-                Verdict::Empty { wait } => Err(over_quota(Reason::QuotaTenant, "tenant", rate, wait)),
-                Verdict::Taken { .. } => Ok(()),
-            },
-            None => Ok(()),
+    /// Takes a request's part from a quota.
+    fn take(&self, quota: Quota, rate: Rate, now: Instant) -> Result<(), Rejection> {
+        let verdict = match quota {
+            Quota::Ip(ip) => self.per_ip.take(&network_of(ip), 1.0, rate, now),
+            Quota::Global => self.global.take(1.0, rate, now),
+            Quota::Tenant(tenant) => self.per_tenant.take(&tenant, 1.0, rate, now),
+        };
+        match verdict {
+            Verdict::Empty { wait } => Err(over_quota(quota.reason(), quota.name(), rate, wait)),
+            Verdict::Taken { .. } => Ok(()),
         }
     }
 
@@ -523,28 +493,6 @@ impl Snapshot {
         }
         lanes
     }
-
-    fn route(&self, request: &Request<Body>) -> Result<usize, Rejection> {
-        let path = request.uri().path();
-        if request.method() == Method::CONNECT || !path.starts_with('/') {
-            return Err(Rejection::new(Reason::MethodUnknown, "this gateway does not tunnel"));
-        }
-        let Some(plain) = plain(path) else {
-            return Err(Rejection::new(Reason::Malformed, "the path holds a malformed escape"));
-        };
-        if has_dot_segment(path) {
-            return Err(Rejection::new(Reason::Malformed, "the path holds a dot segment"));
-        }
-        match self.routes.find(&host_of(request), &plain, request.method()) {
-            Found::Route(index) => Ok(index),
-            Found::Method(allowed) => {
-                let list: Vec<&str> = allowed.iter().map(Method::as_str).collect();
-                let allow = HeaderValue::from_str(&list.join(", ")).expect("methods are valid header values");
-                Err(Rejection::new(Reason::Method, "the method is not allowed here").header(ALLOW, allow))
-            }
-            Found::Nothing => Err(Rejection::new(Reason::NoRoute, "no route leads here")),
-        }
-    }
 }
 
 impl Handler for Proxy {
@@ -554,13 +502,14 @@ impl Handler for Proxy {
         let begun = Instant::now();
         let corr = CorrId::from_headers(request.headers());
         let method = label_of(request.method());
+        let snapshot = self.snapshot.load_full();
         let allowed = match conn.peer {
-            Peer::Unix { uid } => self.snapshot.load().settings.admits_uid(uid),
+            Peer::Unix { uid } => snapshot.settings.admits_uid(uid),
             Peer::Tcp(_) => true,
         };
-        let mut routed = None;
+        let mut seen = Seen::default();
         let answered = if allowed {
-            self.answer(request, conn, &corr, begun, &mut routed).await
+            self.answer(request, conn, &corr, begun, &snapshot, &mut seen).await
         } else {
             Err(Rejection::new(Reason::Forbidden, "this user may not use the socket"))
         };
@@ -572,7 +521,7 @@ impl Handler for Proxy {
                 (rejection.into_response(&corr), reason.code())
             }
         };
-        let route = routed.as_deref().unwrap_or("none");
+        let route = seen.route.map_or("none", |index| &snapshot.settings.routes[index].path);
         let status = response.status();
         self.requests.with(["gateway", route, method, status.as_str()]).inc();
         self.latency.with(["gateway", route, method]).observe(begun.elapsed());
@@ -711,26 +660,14 @@ fn for_ourselves(request: &Request<Body>) -> Option<Response<Body>> {
 /// Caps the body and, where the route says so, decodes it.
 fn prepare_body(
     mut request: Request<Body>,
-    route: &RouteSettings,
+    plan: &Plan<'_>,
     settings: &GatewaySettings,
-    cap: u64,
     decoders: &Arc<Permits>,
 ) -> Result<Request<Body>, Rejection> {
-    let codings = if route.decode {
-        let unsupported = || {
-            Rejection::new(
-                Reason::UnsupportedEncoding,
-                "expected gzip, deflate, br or zstd, at most 2 of them",
-            )
-        };
-        decode::codings(request.headers()).ok_or_else(unsupported)?
-    } else {
-        Vec::new()
-    };
     let body = std::mem::take(request.body_mut());
     let known = body.exact_len().is_some();
-    let body = if known { body } else { Body::stream(Capped::new(body, cap)) };
-    *request.body_mut() = if codings.is_empty() {
+    let body = if known { body } else { Body::stream(Capped::new(body, plan.cap)) };
+    *request.body_mut() = if plan.codings.is_empty() {
         body
     } else {
         let Some(permit) = decoders.try_take() else {
@@ -741,7 +678,7 @@ fn prepare_body(
             ratio_max: settings.limits.decode_ratio_max,
             bytes_max: settings.limits.decode_abs_cap_bytes.0,
         };
-        Body::stream(Decoded::new(body, &codings, limits, permit))
+        Body::stream(Decoded::new(body, &plan.codings, limits, permit))
     };
     Ok(request)
 }

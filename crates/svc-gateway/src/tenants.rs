@@ -149,6 +149,12 @@ impl Tenants {
         known.chain([("other", others)])
     }
 
+    /// How the queue knows a configured tenant whose route does not say otherwise, and its quantum.
+    pub(crate) fn share_of(&self, index: usize) -> (Tenant, u64) {
+        let Known { number: id, class, quantum, .. } = self.known[index];
+        (Tenant { class, id }, quantum)
+    }
+
     /// The tenant that the credentials belong to; `None` if none were sent and none are needed.
     fn credentials(&self, headers: &HeaderMap, route: &RouteSettings) -> Result<Option<usize>, Rejection> {
         if self.mode == AuthMode::None || route.auth == RouteAuth::None {

@@ -3,6 +3,7 @@
 mod body;
 mod prober;
 mod server;
+mod status;
 
 pub(crate) use body::{Charges, Metered};
 pub(crate) use prober::probe;

@@ -66,7 +66,7 @@ fn the_inventory_of_a_running_node_is_what_the_design_and_the_document_say() {
 #[test]
 fn every_documented_key_is_used_by_some_test() {
     let tests: String =
-        ["admin", "commands", "fairness", "lifecycle", "limits", "proxy", "reload", "upstreams"]
+        ["admin", "commands", "fairness", "lifecycle", "limits", "operators", "proxy", "reload", "upstreams"]
             .iter()
             .map(|name| {
                 std::fs::read_to_string(root().join(format!("crates/ron/tests/e2e/{name}.rs"))).unwrap()

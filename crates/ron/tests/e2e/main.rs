@@ -7,6 +7,7 @@ mod documents;
 mod fairness;
 mod lifecycle;
 mod limits;
+mod operators;
 mod proxy;
 mod reload;
 mod upstreams;

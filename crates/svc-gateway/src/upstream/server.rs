@@ -50,6 +50,11 @@ impl Server {
         self.load.load(Ordering::Relaxed)
     }
 
+    /// How long it takes to answer, smoothed; zero while unknown.
+    pub(crate) fn latency(&self) -> Duration {
+        Duration::from_micros(self.latency_us.load(Ordering::Relaxed))
+    }
+
     /// Less to do for the time it takes; where a time is unknown, less to do.
     pub(crate) fn is_better_than(&self, other: &Server) -> bool {
         let known = |server: &Server| server.latency_us.load(Ordering::Relaxed);
