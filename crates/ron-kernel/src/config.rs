@@ -11,7 +11,7 @@ mod setting;
 mod tree;
 
 pub use document::{KeyDoc, markdown, schema, show};
-pub use load::{Loaded, Sources, load};
+pub use load::{Loaded, Sources, attempt, load};
 pub use reload::{Prepared, Store};
 pub use setting::{Flag, Setting, Table, lines};
 pub use tree::{Node, Origin, Problem, Problems, Value};

@@ -8,7 +8,11 @@ use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 
 /// Variables that begin with `RON_` and are no configuration keys.
-const OTHER_VARIABLES: [&str; 2] = ["RON_TOKEN", "RON_ADMIN__TOKEN"];
+const TOKEN: &str = "RON_TOKEN";
+const ADMIN_TOKEN: &str = "RON_ADMIN__TOKEN";
+
+/// What is shorter can be guessed.
+const ADMIN_TOKEN_MIN: usize = 16;
 
 /// Where values may come from.
 #[derive(Clone, Debug, Default)]
@@ -101,6 +105,12 @@ fn without_indices(path: &str) -> String {
 
 /// Reads all layers and checks the result; on failure, every problem at once.
 pub fn load<C: Setting + Validate + Default>(sources: &Sources) -> Result<Loaded<C>, Problems> {
+    let (loaded, problems) = attempt(sources);
+    if problems.is_empty() { Ok(loaded) } else { Err(problems) }
+}
+
+/// Reads all layers as far as they can be read, a wrong value being replaced by its default, and says what is wrong.
+pub fn attempt<C: Setting + Validate + Default>(sources: &Sources) -> (Loaded<C>, Problems) {
     let mut problems =
         Problems { file: sources.file.as_ref().map(|(path, _)| path.clone()), ..Problems::default() };
     let mut root = match &sources.file {
@@ -108,12 +118,7 @@ pub fn load<C: Setting + Validate + Default>(sources: &Sources) -> Result<Loaded
         None => Node { value: Value::Table(BTreeMap::new()), origin: Origin::Default },
     };
     for (name, value) in &sources.env {
-        let Some(key) = name.strip_prefix("RON_").filter(|_| !OTHER_VARIABLES.contains(&name.as_str()))
-        else {
-            continue;
-        };
-        let path = key.to_lowercase().replace("__", ".");
-        insert(&mut root, &path, value, &Origin::Env(name.clone()), &mut problems);
+        insert_variable(&mut root, name, value, &mut problems);
     }
     for (path, value, flag) in &sources.flags {
         insert(&mut root, path, value, &Origin::Flag(flag.clone()), &mut problems);
@@ -127,10 +132,29 @@ pub fn load<C: Setting + Validate + Default>(sources: &Sources) -> Result<Loaded
     let value = C::read(&root, "", &mut problems).unwrap_or_default();
     value.validate(&mut problems);
     value.validate_files(sources.file.as_ref().map(|(path, _)| path.as_path()), &mut problems);
-    if problems.is_empty() {
-        return Ok(Loaded { value, origins: problems.origins, file: problems.file });
+    (Loaded { value, origins: problems.origins.clone(), file: problems.file.clone() }, problems)
+}
+
+/// Takes up a variable if it is one of ours.
+fn insert_variable(root: &mut Node, name: &str, value: &str, problems: &mut Problems) {
+    let Some(key) = name.strip_prefix("RON_") else { return };
+    let origin = Origin::Env(name.to_owned());
+    let mut wrong = |message: String| {
+        problems.list.push(Problem { path: String::new(), origin: origin.clone(), message });
+    };
+    if name == ADMIN_TOKEN && value.len() < ADMIN_TOKEN_MIN {
+        // Never the value itself.
+        wrong(format!("the admin token must have at least {ADMIN_TOKEN_MIN} characters"));
     }
-    Err(problems)
+    if [TOKEN, ADMIN_TOKEN].contains(&name) {
+        return;
+    }
+    // Two spellings of one key would leave it to chance which of them counts.
+    if key.chars().any(char::is_lowercase) {
+        wrong(format!("is not in capitals: write RON_{}", key.to_uppercase()));
+        return;
+    }
+    insert(root, &key.to_lowercase().replace("__", "."), value, &origin, problems);
 }
 
 /// Parses the file as far as it goes; every syntax error is a problem of its own.
@@ -142,60 +166,47 @@ fn parse(text: &str, problems: &mut Problems) -> Node {
         let message = format!("is no valid TOML: {}", error.message());
         problems.list.push(Problem { path: String::new(), origin: Origin::File { line }, message });
     }
-    let value = convert_table(table.into_inner(), &line_of, problems);
+    let value = convert_table(table.into_inner(), &|offset| Origin::File { line: line_of(offset) });
     Node { value, origin: Origin::File { line: 1 } }
 }
 
-fn convert_table(table: DeTable<'_>, line_of: &dyn Fn(usize) -> usize, problems: &mut Problems) -> Value {
-    let mut entries = BTreeMap::new();
-    for (key, value) in table {
-        let origin = Origin::File { line: line_of(key.span().start) };
-        let value = convert(value.into_inner(), &origin, line_of, problems);
-        entries.insert(key.into_inner().into_owned(), Node { value, origin });
-    }
-    Value::Table(entries)
+/// `place` says where the value at an offset came from.
+fn convert_table(table: DeTable<'_>, place: &dyn Fn(usize) -> Origin) -> Value {
+    let entry = |(key, value): (toml::Spanned<_>, toml::Spanned<DeValue<'_>>)| {
+        let origin = place(key.span().start);
+        let key: std::borrow::Cow<'_, str> = key.into_inner();
+        (key.into_owned(), Node { value: convert(value.into_inner(), place), origin })
+    };
+    Value::Table(table.into_iter().map(entry).collect())
 }
 
-fn convert(
-    value: DeValue<'_>,
-    origin: &Origin,
-    line_of: &dyn Fn(usize) -> usize,
-    problems: &mut Problems,
-) -> Value {
-    let mut wrong = |message: String| {
-        problems.list.push(Problem { path: String::new(), origin: origin.clone(), message });
-        Value::Bool(false)
-    };
+fn convert(value: DeValue<'_>, place: &dyn Fn(usize) -> Origin) -> Value {
     match value {
         DeValue::String(text) => Value::String(text.into_owned()),
         DeValue::Boolean(value) => Value::Bool(value),
-        DeValue::Integer(number) => {
-            match i64::from_str_radix(&number.as_str().replace('_', ""), number.radix()) {
-                Ok(value) => Value::Integer(value),
-                Err(_out_of_range) => wrong(format!("the number {number} is too large")),
-            }
+        DeValue::Integer(number) => i64::from_str_radix(&number.as_str().replace('_', ""), number.radix())
+            .map_or(Value::Useless("a number that is too large"), Value::Integer),
+        DeValue::Float(number) => {
+            let parsed = number.as_str().replace('_', "").parse();
+            parsed.map_or(Value::Useless("a number that is too large"), Value::Float)
         }
-        DeValue::Float(number) => match number.as_str().replace('_', "").parse() {
-            Ok(value) => Value::Float(value),
-            Err(_not_a_float) => wrong(format!("the number {number} is no float")),
-        },
-        DeValue::Datetime(time) => wrong(format!("{time} is a date; no key takes one")),
+        DeValue::Datetime(_) => Value::Useless("a date"),
         DeValue::Array(items) => {
             let convert_item = |item: toml::Spanned<DeValue<'_>>| {
-                let origin = Origin::File { line: line_of(item.span().start) };
-                let value = convert(item.into_inner(), &origin, line_of, problems);
-                Node { value, origin }
+                let origin = place(item.span().start);
+                Node { value: convert(item.into_inner(), place), origin }
             };
             Value::Array(items.into_iter().map(convert_item).collect())
         }
-        DeValue::Table(table) => convert_table(table, line_of, problems),
+        DeValue::Table(table) => convert_table(table, place),
     }
 }
 
-/// Puts a value into the tree by its dotted path; it is TOML if it parses, else a string.
+/// Puts a value into the tree by its dotted path; it is TOML if it parses, else a string. A table is merged into one
+/// that is there, so that its other keys stay.
 fn insert(root: &mut Node, path: &str, text: &str, origin: &Origin, problems: &mut Problems) {
     let value = match DeValue::parse(text) {
-        Ok(value) => convert(value.into_inner(), origin, &|_| 1, problems),
+        Ok(value) => convert(value.into_inner(), &|_| origin.clone()),
         Err(_plain_text) => Value::String(text.to_owned()),
     };
     let mut at = root;
@@ -208,12 +219,25 @@ fn insert(root: &mut Node, path: &str, text: &str, origin: &Origin, problems: &m
             return;
         };
         if parts.peek().is_none() {
-            entries.insert(part.to_owned(), Node { value, origin: origin.clone() });
+            merge(entries, part.to_owned(), Node { value, origin: origin.clone() });
             return;
         }
         at = entries
             .entry(part.to_owned())
             .or_insert_with(|| Node { value: Value::Table(BTreeMap::new()), origin: origin.clone() });
+    }
+}
+
+fn merge(entries: &mut BTreeMap<String, Node>, key: String, newer: Node) {
+    match (entries.get_mut(&key).map(|known| &mut known.value), newer.value) {
+        (Some(Value::Table(known)), Value::Table(added)) => {
+            for (key, node) in added {
+                merge(known, key, node);
+            }
+        }
+        (_, value) => {
+            entries.insert(key, Node { value, origin: newer.origin });
+        }
     }
 }
 

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// What remains to be done once every service accepted the new configuration; it cannot fail.
 pub type Prepared = Box<dyn FnOnce() + Send>;
 
-type Load<C> = Box<dyn Fn() -> Result<Loaded<C>, Problems> + Send + Sync>;
+/// What could be read and what is wrong with it; an error if there was nothing to read.
+type Load<C> = Box<dyn Fn() -> Result<(Loaded<C>, Problems), Problems> + Send + Sync>;
 type Prepare<C> = Box<dyn Fn(&Loaded<C>) -> Result<Prepared, Problems> + Send + Sync>;
 
 /// Holds the last good configuration and knows how to get a newer one.
@@ -25,7 +26,7 @@ pub struct Store<C> {
 impl<C: Setting> Store<C> {
     pub fn new(
         first: Loaded<C>,
-        load: impl Fn() -> Result<Loaded<C>, Problems> + Send + Sync + 'static,
+        load: impl Fn() -> Result<(Loaded<C>, Problems), Problems> + Send + Sync + 'static,
         prepare: impl Fn(&Loaded<C>) -> Result<Prepared, Problems> + Send + Sync + 'static,
     ) -> Store<C> {
         let current = ArcSwap::from_pointee(first);
@@ -41,10 +42,14 @@ impl<C: Setting> Store<C> {
     /// Reads files: call it off the runtime.
     pub fn reload(&self) -> Result<(u64, Vec<String>), Problems> {
         let mut version = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
-        let newer = (self.load)()?;
+        let (newer, mut problems) = (self.load)()?;
         let changes = self.current.load().changes(&newer.value);
-        let mut problems = newer.problems();
-        for (key, _) in changes.iter().filter(|(_, restart)| *restart) {
+        // Where something is wrong a key may be missing for that reason; only what is stated anew has changed.
+        let sound = problems.is_empty();
+        let stated = |key: &str| sound || (newer.origins.contains_key(key) && !problems.taints(key));
+        let restart: Vec<&String> =
+            changes.iter().filter(|(key, restart)| *restart && stated(key)).map(|(key, _)| key).collect();
+        for key in restart {
             problems.add(
                 key,
                 "changed, but takes effect only at a restart: restart the process, or change it back",

@@ -19,6 +19,8 @@ pub enum Value {
     Bool(bool),
     Array(Vec<Node>),
     Table(BTreeMap<String, Node>),
+    /// What it is; no key takes such a thing.
+    Useless(&'static str),
 }
 
 /// Where a value came from; the later wins.
@@ -55,6 +57,7 @@ impl Value {
             Value::Bool(_) => "a boolean",
             Value::Array(_) => "a list",
             Value::Table(_) => "a table",
+            Value::Useless(what) => what,
         }
     }
 }
@@ -86,6 +89,14 @@ impl Problems {
         }
         let origin = self.origin(&path);
         self.list.push(Problem { path, origin, message: message.into() });
+    }
+
+    /// Whether the key, or something around it, or the file as a whole, is wrong: then its value says nothing.
+    pub(super) fn taints(&self, path: &str) -> bool {
+        self.list.iter().any(|known| {
+            let below = path.strip_prefix(known.path.as_str());
+            below.is_some_and(|rest| known.path.is_empty() || rest.is_empty() || rest.starts_with(['.', '[']))
+        })
     }
 
     /// Where the key, or the nearest table around it, was set.

@@ -60,6 +60,16 @@ fn a_change_that_needs_a_restart_is_refused_by_name() {
     let refused = node.admin_post("/admin/reload", "");
     let problem = refused.json()["problems"][0].as_str().unwrap().to_owned();
     assert!(problem.contains("gateway.listen: changed, but takes effect only at a restart"), "{problem}");
+    node.write_config(&first.replacen(
+        "[gateway]\nlisten = \"127.0.0.1:0\"",
+        "[gateway]\nlisten = \"127.0.0.1:1\"\nmax_inflight = 0",
+        1,
+    ));
+    let problems = node.admin_post("/admin/reload", "").json()["problems"].to_string();
+    assert!(
+        problems.contains("gateway.listen: changed") && problems.contains("max_inflight: must be"),
+        "{problems}"
+    );
     node.write_config(&first.replace("[gateway]\n", "[gateway]\nmax_inflight = 3\n"));
     node.eventually("what is hot is taken up", |node| {
         let answer = node.admin_post("/admin/reload", "");

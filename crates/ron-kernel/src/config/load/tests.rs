@@ -68,8 +68,12 @@ impl Validate for Root {
     }
 }
 
+fn file(text: &str) -> Sources {
+    Sources { file: Some(("f.toml".into(), text.to_owned())), ..Sources::default() }
+}
+
 fn read(text: &str) -> Result<Loaded<Root>, Problems> {
-    load(&Sources { file: Some(("f.toml".into(), text.to_owned())), ..Sources::default() })
+    load(&file(text))
 }
 
 #[test]
@@ -136,13 +140,59 @@ fn a_variable_that_names_no_key_and_a_former_name_are_errors() {
 }
 
 #[test]
+fn a_table_from_a_flag_is_merged_and_its_origins_are_told_apart() {
+    let sources = Sources {
+        file: Some(("f.toml".into(), "[inner]\nmax_body = \"1KiB\"\nhosts = [\"a\"]\n".into())),
+        env: vec![("RON_INNER".into(), "{ max_body = \"2KiB\" }".into())],
+        flags: vec![("inner".into(), "{ balance = \"round_robin\" }".into(), "--set inner".into())],
+        ..Sources::default()
+    };
+    let loaded: Loaded<Root> = load(&sources).unwrap();
+    let inner = &loaded.value.inner;
+    assert_eq!((inner.max_body, inner.balance, inner.hosts.len()), (Size::kib(2), Balance::RoundRobin, 1));
+    let shown = show(&loaded);
+    let place = |path: &str| shown.iter().find(|row| row.0 == path).unwrap().2.clone();
+    assert_eq!(place("inner.max_body"), "environment RON_INNER");
+    assert_eq!(place("inner.balance"), "flag --set inner");
+    assert_eq!(place("inner.hosts"), "f.toml:3");
+}
+
+#[test]
+fn a_value_that_no_key_takes_is_one_problem() {
+    for (value, what) in [("99999999999999999999", "a number that is too large"), ("2026-01-01", "a date")] {
+        let lines = read(&format!("count = {value}\n")).unwrap_err().lines();
+        assert_eq!(lines, [format!("f.toml:1: count: expected a whole number, found {what}")]);
+    }
+}
+
+#[test]
+fn a_variable_in_small_letters_or_a_short_token_is_an_error() {
+    let sources = Sources {
+        env: vec![
+            ("RON_COUNT".into(), "2".into()),
+            ("RON_count".into(), "3".into()),
+            ("RON_ADMIN__TOKEN".into(), "short".into()),
+        ],
+        ..Sources::default()
+    };
+    let lines = load::<Root>(&sources).unwrap_err().lines();
+    assert_eq!(
+        lines,
+        [
+            "environment RON_count: is not in capitals: write RON_COUNT",
+            "environment RON_ADMIN__TOKEN: the admin token must have at least 16 characters",
+        ]
+    );
+}
+
+#[test]
 fn a_reload_swaps_as_a_whole_or_not_at_all() {
     let text = Arc::new(std::sync::Mutex::new("count = 1\n".to_owned()));
     let applied = Arc::new(AtomicUsize::new(0));
     let (source, seen) = (text.clone(), applied.clone());
     let store = Store::new(
         read("count = 1\n").unwrap(),
-        move || read(&source.lock().unwrap()),
+        move || Ok(attempt(&file(&source.lock().unwrap()))),
         move |_| {
             let seen = seen.clone();
             Ok(Box::new(move || {
@@ -165,6 +215,19 @@ fn a_reload_swaps_as_a_whole_or_not_at_all() {
     );
     set("count = 77\n");
     store.reload().unwrap_err();
+    let both = |text: &str| {
+        set(text);
+        store.reload().unwrap_err().lines()
+    };
+    let lines = both("count = 77\nlisten = \"elsewhere\"\n");
+    assert!(
+        lines[0].contains("count: must be at most 9") && lines[1].contains("listen: changed"),
+        "{lines:?}"
+    );
+    // Where nothing can be said about a key, nothing is.
+    for text in ["listen = 5\n", "count = 77\n", "lsten = \"127.0.0.1:1\"\n", "listen = \"x\"\n]\n"] {
+        assert!(!both(text).iter().any(|line| line.contains("restart")), "{text}: {:?}", both(text));
+    }
     assert_eq!((store.current().value.count, applied.load(Ordering::SeqCst)), (2, 1));
 }
 
