@@ -8,5 +8,5 @@ mod node;
 mod origin;
 
 pub use client::{Answer, Client, get, request};
-pub use node::{Node, ron};
+pub use node::{Node, ron, ron_with};
 pub use origin::{Origin, Script};

@@ -15,11 +15,21 @@ fn binary() -> PathBuf {
 
 /// A command of `ron` that ends by itself, with an environment free of `RON_` variables.
 pub fn ron(args: &[&str], dir: &Path) -> Output {
+    ron_with(args, dir, &[])
+}
+
+/// The same with these variables.
+pub fn ron_with(args: &[&str], dir: &Path, env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(binary());
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("RON_")) {
         command.env_remove(name);
     }
-    command.args(args).current_dir(dir).output().expect("the binary is built before the tests")
+    command
+        .args(args)
+        .envs(env.iter().copied())
+        .current_dir(dir)
+        .output()
+        .expect("the binary is built before the tests")
 }
 
 /// A running node.

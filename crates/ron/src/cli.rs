@@ -1,5 +1,6 @@
 //! What can be typed.
 
+use crate::client::Target;
 use clap::{Args, Parser, Subcommand};
 use ron_kernel::units::Span;
 use std::path::PathBuf;
@@ -38,6 +39,9 @@ pub(crate) enum Command {
         #[arg(long)]
         tls: bool,
     },
+    /// Ask the gateway of a running node.
+    #[command(subcommand)]
+    Gateway(GatewayCommand),
     /// Look at the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -62,6 +66,42 @@ pub(crate) struct Source {
     /// Set one key, over file and environment; may be given more than once.
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum GatewayCommand {
+    /// Upstreams and their breakers, tenants and their shares, the queue.
+    Status {
+        #[command(flatten)]
+        target: Target,
+    },
+    /// The routes, with what they inherit.
+    Routes {
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Read the configuration file again.
+    Reload {
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Say what would become of a request: route, upstream, class, tenant, quotas, deadline, or the refusal. Nothing is
+    /// sent to the upstream and no quota is used.
+    Explain {
+        /// The method, such as GET.
+        method: String,
+        /// The URL, or only its path.
+        #[arg(value_name = "URL")]
+        asked: String,
+        /// A header of the request; may be given more than once.
+        #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]
+        headers: Vec<String>,
+        /// The address that the request comes from; 127.0.0.1 by default.
+        #[arg(long, value_name = "IP")]
+        client: Option<std::net::IpAddr>,
+        #[command(flatten)]
+        target: Target,
+    },
 }
 
 #[derive(Debug, Subcommand)]

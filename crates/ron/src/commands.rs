@@ -1,6 +1,7 @@
 //! What each command does.
 
 use crate::cli::{Cli, Command, ConfigCommand, KeyCommand, Limits, Source, TokenCommand};
+use crate::gateway;
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 use ron::config::{Config, sources};
@@ -8,7 +9,7 @@ use ron::{init, node};
 use ron_kernel::config::{Loaded, Problems, Sources, load, schema, show};
 use ron_kernel::key::{PrivateKey, PublicKey};
 use ron_kernel::node::DataDir;
-use ron_kernel::token::{Grant, Verifier, inspect};
+use ron_kernel::token::{Grant, TokenError, Verifier, inspect};
 use ron_kernel::units::Span;
 use serde_json::json;
 use std::io::Write as _;
@@ -31,6 +32,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
                 dir.display()
             ))
         }
+        Command::Gateway(command) => gateway::run(command),
         Command::Config(command) => config(command),
         Command::Key(command) => key(command),
         Command::Token(command) => token(command),
@@ -46,7 +48,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes a line to standard output; a closed pipe is no error.
-fn print(text: &str) -> anyhow::Result<ExitCode> {
+pub(crate) fn print(text: &str) -> anyhow::Result<ExitCode> {
     match writeln!(std::io::stdout(), "{text}") {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(ExitCode::SUCCESS),
@@ -150,6 +152,9 @@ fn token(command: TokenCommand) -> anyhow::Result<ExitCode> {
     let now = SystemTime::now();
     match command {
         TokenCommand::Mint { limits, key } => {
+            if limits.scope.is_empty() {
+                return Err(TokenError::NoScope.into());
+            }
             let key = PrivateKey::read(&key).context("name the signing key with --key FILE")?;
             let grant = Grant { ttl: Some(limits.ttl.unwrap_or(TTL).0), ..grant(limits) };
             print(&grant.mint(&key, now)?)

@@ -1,6 +1,6 @@
 //! Commands that end by themselves: what they print and the code they leave.
 
-use ron_testkit::ron;
+use ron_testkit::{ron, ron_with};
 use std::process::{Command, Output};
 
 fn text(output: &Output) -> String {
@@ -73,6 +73,17 @@ fn the_schema_is_json_and_knows_the_keys() {
 }
 
 #[test]
+fn config_check_finds_a_short_admin_token_without_telling_it() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("c.toml"), "[gateway]\nmax_conns = 0\n").unwrap();
+    let output = ron_with(&["config", "check", "c.toml"], dir.path(), &[("RON_ADMIN__TOKEN", "tooshort")]);
+    let text = text(&output);
+    assert_eq!(code(&output), 64, "{text}");
+    assert!(text.contains("environment RON_ADMIN__TOKEN: the admin token must have at least 16"), "{text}");
+    assert!(text.contains("gateway.max_conns: must be at least 1") && !text.contains("tooshort"), "{text}");
+}
+
+#[test]
 fn an_unknown_variable_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let binary = std::env::var_os("CARGO_BIN_EXE_ron").unwrap_or_else(|| env!("CARGO_BIN_EXE_ron").into());
@@ -136,7 +147,9 @@ fn tokens_are_minted_narrowed_and_inspected() {
     let distrusted = ron(&["token", "inspect", &narrowed, "--set", &keys], dir.path());
     assert!(text(&distrusted).contains("signed by a trusted key: no"), "{}", text(&distrusted));
     let none = ron(&["token", "mint"], dir.path());
-    assert_eq!((code(&none), text(&none).contains("at least one scope")), (1, true));
+    assert_eq!((code(&none), text(&none).contains("at least one scope")), (64, true));
+    let word = ron(&["token", "mint", "--scope", "a b"], dir.path());
+    assert_eq!((code(&word), text(&word).contains("a scope may hold")), (64, true));
     let unkeyed = ron(&["token", "mint", "--scope", "a", "--key", "none.pem"], dir.path());
     assert!(text(&unkeyed).contains("--key FILE"), "{}", text(&unkeyed));
 }

@@ -1,8 +1,9 @@
 //! What an operator asks a running gateway: status, routes, and what would become of a request.
 
 use crate::config;
-use ron_testkit::{Client, Node, Origin, Script, get, request};
+use ron_testkit::{Client, Node, Origin, Script, get, request, ron, ron_with};
 use serde_json::{Value, json};
+use std::process::Output;
 use std::time::Duration;
 
 /// Tenant `acme` has the key `k1`.
@@ -174,4 +175,142 @@ fn an_explanation_believes_a_tenant_header_of_trusted_proxies_only() {
     assert_eq!((&trusted["tenant"], &trusted["client"]), (&"beta".into(), &"203.0.113.9".into()));
     let stranger = ask("198.51.100.1");
     assert_eq!((&stranger["tenant"], &stranger["client"]), (&"other".into(), &"198.51.100.1".into()));
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().unwrap()
+}
+
+/// A client command against a node's own file.
+fn ask(node: &Node, args: &[&str]) -> Output {
+    ron(&[&["gateway"], args, &["--config", "ron.toml"]].concat(), node.dir.path())
+}
+
+#[test]
+fn the_commands_print_aligned_tables_and_json() {
+    let origin = Origin::start(|_| Script::Echo);
+    let node = Node::start(&["gateway"], &config(&origin.url(), TENANTS, ""));
+    let status = ask(&node, &["status"]);
+    let shown = text(&status);
+    assert_eq!(code(&status), 0, "{shown}");
+    assert!(shown.starts_with("waiting    0 of 512\nin flight  0 of 512\ndegraded   no\n"), "{shown}");
+    assert!(
+        shown.contains("UPSTREAM  BREAKER  IN FLIGHT  RETRIES LEFT\no         closed   0 of 256   10\n"),
+        "{shown}"
+    );
+    assert!(shown.contains(&format!("o         {}  healthy\n", origin.url())), "{shown}");
+    assert!(
+        shown.contains("TENANT  CLASS   QUANTUM  WAITING  SHARE\nacme    authed  3        0        512\n"),
+        "{shown}"
+    );
+    let routes = text(&ask(&node, &["routes"]));
+    assert!(
+        routes.contains("/*    *      *        o         30s      optional  -      1048576   1\n"),
+        "{routes}"
+    );
+    let explained = text(&ask(&node, &["explain", "GET", "http://a.org/x", "-H", "X-Api-Key: k1"]));
+    assert!(explained.starts_with("admitted  yes\nroute     /* (gateway.routes[0])\n"), "{explained}");
+    assert!(
+        explained.contains("tenant    acme\n") && explained.contains("quota     tenant: 5.0 per second"),
+        "{explained}"
+    );
+    let refused = ask(&node, &["explain", "GET", "/x", "-H", "X-Api-Key: k2", "--client", "192.0.2.1"]);
+    assert_eq!(code(&refused), 0, "an explanation of a refusal is an answer");
+    assert!(
+        text(&refused).starts_with("admitted  no: 401 token_invalid, the API key is not known\n"),
+        "{}",
+        text(&refused)
+    );
+    assert!(text(&refused).contains("client    192.0.2.1\n"));
+    for (args, member) in [
+        (&["status"][..], "queue"),
+        (&["routes"], "routes"),
+        (&["explain", "GET", "/"], "admitted"),
+        (&["reload"], "changed"),
+    ] {
+        let output = ask(&node, &[args, &["--json"]].concat());
+        let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(!value[member].is_null(), "{args:?}: {value}");
+    }
+}
+
+#[test]
+fn the_reload_command_names_what_changed_or_every_problem() {
+    let origin = Origin::start(|_| Script::Echo);
+    let first = config(&origin.url(), "", "");
+    let node = Node::start(&["gateway"], &first);
+    assert_eq!(text(&ask(&node, &["reload"])), "nothing changed\n");
+    node.write_config(&format!("{first}nonsense = 1\nmore = 2\n"));
+    let refused = ask(&node, &["reload"]);
+    assert_eq!(code(&refused), 1);
+    let shown = text(&refused);
+    assert!(shown.contains("was not reloaded") && shown.contains("nonsense: unknown key"), "{shown}");
+    assert!(shown.contains("more: unknown key"), "{shown}");
+    let json = ask(&node, &["reload", "--json"]);
+    assert_eq!(code(&json), 1);
+    let problems: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(problems["problems"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_node_is_found_by_its_url_its_file_or_beside_the_working_directory() {
+    let origin = Origin::start(|_| Script::Echo);
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("ron-data")).unwrap();
+    std::fs::write(dir.path().join("ron-data/ron.toml"), config(&origin.url(), "", "")).unwrap();
+    let mut node = Node::spawn(dir, &["up"], &[]);
+    let beside = ron(&["gateway", "status"], node.dir.path());
+    assert_eq!(code(&beside), 0, "{}", text(&beside));
+    let elsewhere = tempfile::tempdir().unwrap();
+    let file = node.dir.path().join("ron-data/ron.toml");
+    let by_file = ron(&["gateway", "status", "--config", file.to_str().unwrap()], elsewhere.path());
+    assert_eq!(code(&by_file), 0, "{}", text(&by_file));
+    let url = format!("http://{}/", node.admin());
+    let token = std::fs::read_to_string(node.dir.path().join("ron-data/admin.token")).unwrap();
+    for variable in ["RON_TOKEN", "RON_ADMIN__TOKEN"] {
+        let by_url = ron_with(&["gateway", "status", "--url", &url], elsewhere.path(), &[(variable, &token)]);
+        assert_eq!(code(&by_url), 0, "{variable}: {}", text(&by_url));
+    }
+    // What goes wrong says what to do.
+    let nowhere = ron(&["gateway", "status"], elsewhere.path());
+    assert_eq!(code(&nowhere), 64);
+    assert!(text(&nowhere).contains("--config FILE or --url URL"), "{}", text(&nowhere));
+    let no_file = ron(&["gateway", "status", "--config", "none.toml"], elsewhere.path());
+    assert_eq!(code(&no_file), 64);
+    assert!(text(&no_file).contains("none.toml: cannot be read"), "{}", text(&no_file));
+    let no_token = ron(&["gateway", "status", "--url", &url], node.dir.path());
+    assert_eq!(code(&no_token), 1);
+    assert!(
+        text(&no_token).contains("wants its admin token") && text(&no_token).contains("--token T"),
+        "{}",
+        text(&no_token)
+    );
+    let wrong = ron(&["gateway", "status", "--token", "0123456789abcdef"], node.dir.path());
+    assert_eq!((code(&wrong), text(&wrong).contains("does not take this admin token")), (1, true));
+    for bad in ["https://127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:1/path"] {
+        let output = ron(&["gateway", "status", "--url", bad], elsewhere.path());
+        assert_eq!(
+            (code(&output), text(&output).contains("expected the admin listener's URL")),
+            (64, true),
+            "{bad}"
+        );
+    }
+    let header = ron(&["gateway", "explain", "GET", "/", "-H", "nonsense"], node.dir.path());
+    assert_eq!((code(&header), text(&header).contains("'Name: value'")), (64, true));
+    let other = ron(
+        &["gateway", "status", "--token", "t", "--url", &format!("http://{}", origin.address)],
+        elsewhere.path(),
+    );
+    assert_eq!(code(&other), 1);
+    assert!(text(&other).contains("is no admin plane"), "{}", text(&other));
+    node.stop();
+    let gone = ron(&["gateway", "status"], node.dir.path());
+    assert_eq!(code(&gone), 1);
+    assert!(text(&gone).contains("no node runs in") && text(&gone).contains("ron up"), "{}", text(&gone));
+    let silent = ron(&["gateway", "status", "--url", &url], node.dir.path());
+    assert_eq!((code(&silent), text(&silent).contains("no node answers at")), (1, true), "{}", text(&silent));
 }
