@@ -20,5 +20,5 @@ pub use interim::Interim;
 pub use io::Io;
 pub use listener::{BindError, Bound, Peer, bind_tcp, bind_unix};
 pub use proxy_protocol::parse as parse_proxy_header;
-pub use serve::{ConnInfo, Handler, Server, ServerLimits, requests_family, server_tasks};
+pub use serve::{ConnInfo, Handler, Server, ServerLimits, TurnedAway, requests_family, server_tasks};
 pub use tunnel::Tunnel;

@@ -9,6 +9,7 @@ pub mod admission;
 pub mod bus;
 pub mod channel;
 pub mod config;
+pub mod date;
 pub mod health;
 pub mod http;
 pub mod inventory;

@@ -132,7 +132,8 @@ impl Rejection {
     }
 }
 
-fn push_json(out: &mut String, text: &str) {
+/// Appends a text as JSON writes it.
+pub fn push_json(out: &mut String, text: &str) {
     out.push('"');
     for c in text.chars() {
         match c {

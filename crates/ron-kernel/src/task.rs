@@ -115,6 +115,12 @@ impl Tasks {
         self.inner.count.load(Ordering::SeqCst)
     }
 
+    /// Tasks that serve one connection or job and have not ended.
+    pub fn live_scoped(&self) -> usize {
+        let live = self.inner.live.lock().unwrap_or_else(PoisonError::into_inner);
+        live.values().filter(|task| !task.permanent).count()
+    }
+
     /// Tasks of one kind that have not ended.
     pub(crate) fn live_of(&self, kind: &str) -> usize {
         let live = self.inner.live.lock().unwrap_or_else(PoisonError::into_inner);

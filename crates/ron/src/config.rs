@@ -28,6 +28,12 @@ impl Validate for Config {
             tls.check(data.path(), "gateway.tls", problems);
         }
         self.gateway.validate_files(data.path(), problems);
+        let log = &self.gateway.access_log;
+        let folder = data.join(&log.file).parent().map(Path::to_owned).unwrap_or_default();
+        if log.enabled && !log.file.is_empty() && file.is_some() && !folder.is_dir() {
+            let message = format!("there is no folder {}: make it first", folder.display());
+            problems.add("gateway.access_log.file", message);
+        }
     }
 
     fn validate(&self, problems: &mut Problems) {
@@ -40,6 +46,9 @@ impl Validate for Config {
         }
         if self.node.key_file == self.admin.token_file {
             problems.add("admin.token_file", "is the node's key file too: each needs its own");
+        }
+        if self.node.amnesia && self.gateway.access_log.enabled && !self.gateway.access_log.file.is_empty() {
+            problems.add("gateway.access_log.file", "is set, but node.amnesia is on: no file may be written");
         }
         for (key, value) in
             [("node.key_file", &self.node.key_file), ("admin.token_file", &self.admin.token_file)]

@@ -49,6 +49,8 @@ settings! {
         proxy_protocol: bool = false => Hot;
         /// Sizes.
         limits: LimitSettings = LimitSettings::default() => Hot;
+        /// One line for each request answered.
+        access_log: AccessLogSettings = AccessLogSettings::default() => Hot;
         /// Who waits for how long when there is no room.
         fair_queue: FairQueueSettings = FairQueueSettings::default() => Hot;
         /// Customers, each with a share of its own.
@@ -99,6 +101,34 @@ settings! {
         per_ip_rps: u64 = 0 => Hot;
         /// Seconds' worth of requests that may come at once.
         burst_factor: f64 = 2.0 => Hot;
+    }
+}
+
+choice! {
+    /// Form of a line.
+    pub enum AccessLogFormat {
+        /// `name=value` pairs.
+        Text = "text",
+        /// An object.
+        Json = "json",
+    }
+}
+
+settings! {
+    /// The access log: a line for each request answered, refusals included. Lines that cannot be written in time are dropped and counted.
+    pub struct AccessLogSettings {
+        /// Off by default: it names clients and fills a disk, so that keeping one is a decision; metrics count everything anyway.
+        enabled: bool = false => Hot;
+        /// Form of a line in the file.
+        format: AccessLogFormat = AccessLogFormat::Text => Hot;
+        /// File that lines are appended to; opened anew at each reload, so that it can be moved away first. Empty: the node's own log, at level info and in its format.
+        file: String = String::new() => Hot;
+        /// Part of the requests that is logged, from 0 to 1.
+        sample: f64 = 1.0 => Hot;
+        /// Answers with at least this status are logged whatever `sample` says.
+        always_status: u64 = 500 => Hot;
+        /// Requests that took at least this long are logged whatever `sample` says. 0: none.
+        always_slow: Span = Span::secs(1) => Hot;
     }
 }
 
@@ -363,6 +393,9 @@ impl GatewaySettings {
         ];
         for (key, _) in timeouts.into_iter().filter(|(_, value)| value.0.is_zero()) {
             problems.add(format!("gateway.{key}"), "must be more than 0");
+        }
+        if !(0.0..=1.0).contains(&self.access_log.sample) {
+            problems.add("gateway.access_log.sample", "must be between 0 and 1");
         }
         self.validate_fairness(problems);
         self.validate_upstreams(problems);

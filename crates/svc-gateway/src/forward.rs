@@ -79,7 +79,11 @@ pub(crate) fn may_trail(name: &HeaderName) -> bool {
 pub(crate) fn host_of(request: &Request<Body>) -> String {
     let authority = request.uri().authority().map(|authority| authority.as_str());
     let host = request.headers().get(HOST).and_then(|value| value.to_str().ok());
-    let text = authority.or(host).unwrap_or("");
+    host_name(authority.or(host).unwrap_or(""))
+}
+
+/// The name in a `Host` field or an authority.
+pub(crate) fn host_name(text: &str) -> String {
     let name = match text.rfind(':') {
         Some(colon) if !text[colon..].contains(']') => &text[..colon],
         _ => text,

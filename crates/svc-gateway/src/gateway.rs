@@ -1,5 +1,6 @@
 //! Building and running the gateway.
 
+use crate::access_log::{ACCESS_LOG, AccessLog, Sink};
 use crate::config::{GatewaySettings, SchedFull};
 use crate::degraded::Hysteresis;
 use crate::gate::{self, Gate, WORK_LOCK};
@@ -45,14 +46,14 @@ static SCHED: ChannelSpec = ChannelSpec {
     consumers: &["worker"],
 };
 
-static SHUTDOWN: ChannelSpec = shutdown_spec(NAME, &["listener", "sweeper", "housekeeping"]);
+static SHUTDOWN: ChannelSpec = shutdown_spec(NAME, &["listener", "sweeper", "access_log", "housekeeping"]);
 static EVENTS: ChannelSpec = events_spec(NAME, &["housekeeping"]);
 static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping"]);
 
 /// The gateway's declarations, for the inventory and the document.
-pub static CHANNELS: [&ChannelSpec; 5] = [&WORK, &SCHED, &EVENTS, &SHUTDOWN, &CONFIG];
+pub static CHANNELS: [&ChannelSpec; 6] = [&WORK, &SCHED, &ACCESS_LOG, &EVENTS, &SHUTDOWN, &CONFIG];
 pub static LOCKS: [&LockSpec; 4] = [&WORK_LOCK, &COUNTERS, &IDLE, &BREAKER];
-pub const TASKS: [TaskSpec; 12] = {
+pub const TASKS: [TaskSpec; 13] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     let does = "applies a new configuration, forgets addresses whose buckets are full again";
     [
@@ -76,6 +77,12 @@ pub const TASKS: [TaskSpec; 12] = {
             kind: "worker",
             sort: TaskSort::Permanent,
             does: "hands permits to the requests whose turn it is",
+        },
+        TaskSpec {
+            service: NAME,
+            kind: "access_log",
+            sort: TaskSort::Permanent,
+            does: "writes a line for each request answered, until none can come any more",
         },
         TaskSpec { service: NAME, kind: "housekeeping", sort: TaskSort::Permanent, does },
         TaskSpec {
@@ -124,6 +131,8 @@ pub enum BuildError {
     Bind(String),
     #[error("gateway.tls: {0}")]
     Tls(String),
+    #[error("gateway.access_log.file: {0:?} cannot be opened: {1}")]
+    AccessLog(String, std::io::Error),
 }
 
 impl From<BindError> for BuildError {
@@ -145,6 +154,7 @@ pub struct Gateway {
     server: Arc<Server<Arc<Proxy>>>,
     config: watch::Sender<Arc<GatewaySettings>>,
     tls: Option<Arc<TlsServer>>,
+    access_log: Arc<AccessLog>,
     addresses: Vec<(&'static str, String)>,
     data: DataDir,
 }
@@ -175,7 +185,9 @@ impl Gateway {
             listeners.push((bound, None));
         }
         let upstream_tls = upstream_tls(settings, data.path())?;
-        let proxy = Arc::new(Proxy::new(service, settings, data.path().to_owned(), &upstream_tls));
+        let access_log = AccessLog::start(service, open_sink(settings, data)?);
+        let base = data.path().to_owned();
+        let proxy = Arc::new(Proxy::new(service, settings, base, &upstream_tls, access_log.clone()));
         start_scheduling(service, settings, proxy.gate());
         let probing = (service.clone(), proxy.clone());
         service.permanent("prober", 0, move || probe(probing.0.clone(), probing.1.clone()));
@@ -192,7 +204,8 @@ impl Gateway {
             let (service, server, config) = keeping.clone();
             housekeeping(service, server, config)
         });
-        Ok(Gateway { service: service.clone(), server, config, tls, addresses, data: data.clone() })
+        let (service, data) = (service.clone(), data.clone());
+        Ok(Gateway { service, server, config, tls, access_log, addresses, data })
     }
 
     /// Where it listens: scheme and address.
@@ -217,16 +230,23 @@ impl Gateway {
             _ => None,
         };
         let upstream_tls = upstream_tls(settings, self.data.path())?;
+        let sink = open_sink(settings, &self.data)?;
         let (gateway, settings) = (self.clone(), settings.clone());
         Ok(Box::new(move || {
             if let Some((server, config)) = tls {
                 server.replace(config);
             }
+            gateway.access_log.set_sink(sink);
             gateway.server.handler().apply(&settings, &upstream_tls);
             gateway.server.set_limits(settings.server_limits());
             gateway.config.send_replace(Arc::new(settings));
         }))
     }
+}
+
+fn open_sink(settings: &GatewaySettings, data: &DataDir) -> Result<Sink, BuildError> {
+    let log = &settings.access_log;
+    Sink::open(log, data.path()).map_err(|error| BuildError::AccessLog(log.file.clone(), error))
 }
 
 fn start_scheduling(service: &Service, settings: &GatewaySettings, gate: &Arc<Gate>) {

@@ -4,6 +4,7 @@
 //! upstream, [`upstream`] for the connections behind it. Nothing here accepts a connection or spawns a task by
 //! itself: that is the kernel's.
 
+mod access_log;
 mod breaker;
 pub mod config;
 mod decode;

@@ -3,7 +3,11 @@
 mod explain;
 mod plan;
 mod status;
+mod watch;
 
+pub(crate) use plan::{Names, Seen};
+
+use crate::access_log::AccessLog;
 use crate::config::{GatewaySettings, RouteSettings};
 use crate::decode::Decoded;
 use crate::fair_queue::{Full, Shape};
@@ -17,13 +21,15 @@ use crate::upstream::{Charges, Failure, Loaded, Metered, Shared, Upstream};
 use arc_swap::ArcSwap;
 use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, UPGRADE, VIA};
 use http::{Method, Request, Response, StatusCode};
-use plan::{Asked, Plan, Quota, Seen};
+use plan::{Asked, Plan, Quota};
 use ron_kernel::admission::bucket::{Keyed, Rate, Single, Verdict};
 use ron_kernel::admission::client_ip::{TrustedProxies, network_of};
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::admission::decode::{DecodeError, DecodeLimits};
 use ron_kernel::http::client::{Answer, CallError, Payload};
-use ron_kernel::http::{Body, BodyError, Capped, ConnInfo, Handler, Peer, Tunnel, requests_family};
+use ron_kernel::http::{
+    Body, BodyError, Capped, ConnInfo, Handler, Peer, Tunnel, TurnedAway, requests_family,
+};
 use ron_kernel::inventory::{Live, LockSpec, Policy, Probe, Row};
 use ron_kernel::kernel::Service;
 use ron_kernel::metrics::{Counter, Family, Histogram};
@@ -37,6 +43,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use watch::Watch;
 
 /// Request bodies being decoded at one time.
 const DECODERS_MAX: usize = 32;
@@ -78,10 +85,17 @@ pub(crate) struct Snapshot {
     lane_count: usize,
 }
 
+impl std::fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Snapshot")
+    }
+}
+
 /// The handler behind the gateway's listeners.
 pub(crate) struct Proxy {
     snapshot: Arc<ArcSwap<Snapshot>>,
     base: PathBuf,
+    access_log: Arc<AccessLog>,
     gate: Arc<Gate>,
     /// Writes are shed.
     degraded: Arc<AtomicBool>,
@@ -114,6 +128,7 @@ impl Proxy {
         settings: &GatewaySettings,
         base: PathBuf,
         tls: &UpstreamTls,
+        access_log: Arc<AccessLog>,
     ) -> Proxy {
         let gate = Gate::new(service.inventory(), shape_of(settings), settings.max_inflight);
         expose(service, &gate);
@@ -154,6 +169,7 @@ impl Proxy {
         Proxy {
             snapshot,
             base,
+            access_log,
             gate,
             degraded,
             per_tenant: Keyed::new(service.inventory(), &COUNTERS, TENANTS_MAX),
@@ -262,6 +278,7 @@ impl Proxy {
             self.gate.try_enter(ticket, &upstream.permits, standing).ok_or(Refused::Lost)
         };
         let pass = entered.map_err(|refused| self.not_admitted(refused, route))?;
+        seen.admitted = Some(Instant::now());
         let upgrade = upgrade_of(&request);
         let mut request = prepare_body(request, &plan, &snapshot.settings, &self.decoders)?;
         if request.body().exact_len() != Some(0) {
@@ -496,9 +513,9 @@ impl Snapshot {
 }
 
 impl Handler for Proxy {
-    async fn call(&self, request: Request<Body>, conn: &ConnInfo) -> Response<Body> {
+    async fn call(&self, mut request: Request<Body>, conn: &ConnInfo) -> Response<Body> {
         #[cfg(feature = "otlp")]
-        let (request, span) = self.begin_span(request);
+        let span = self.begin_span(&mut request);
         let begun = Instant::now();
         let corr = CorrId::from_headers(request.headers());
         let method = label_of(request.method());
@@ -507,9 +524,9 @@ impl Handler for Proxy {
             Peer::Unix { uid } => snapshot.settings.admits_uid(uid),
             Peer::Tcp(_) => true,
         };
-        let mut seen = Seen::default();
+        let mut watch = Watch::begin(&self.access_log, &snapshot, &mut request, conn, &corr, begun);
         let answered = if allowed {
-            self.answer(request, conn, &corr, begun, &snapshot, &mut seen).await
+            self.answer(request, conn, &corr, begun, &snapshot, &mut watch.seen).await
         } else {
             Err(Rejection::new(Reason::Forbidden, "this user may not use the socket"))
         };
@@ -521,26 +538,40 @@ impl Handler for Proxy {
                 (rejection.into_response(&corr), reason.code())
             }
         };
-        let route = seen.route.map_or("none", |index| &snapshot.settings.routes[index].path);
+        let route = watch.seen.route.map_or("none", |index| &snapshot.settings.routes[index].path);
         let status = response.status();
         self.requests.with(["gateway", route, method, status.as_str()]).inc();
-        self.latency.with(["gateway", route, method]).observe(begun.elapsed());
-        tracing::debug!(corr_id = corr.as_str(), route, method, status = status.as_u16(), reason, elapsed = ?begun.elapsed(), "request");
+        let now = Instant::now();
+        let elapsed = now.duration_since(begun);
+        self.latency.with(["gateway", route, method]).observe(elapsed);
+        tracing::debug!(
+            corr_id = corr.as_str(),
+            route,
+            method,
+            status = status.as_u16(),
+            reason,
+            ?elapsed,
+            "request"
+        );
         #[cfg(feature = "otlp")]
         self.end_span(span, route, method, status);
-        response
+        watch.end(response, reason, now)
+    }
+
+    fn refused(&self, refused: &TurnedAway<'_>) {
+        self.note_refused(refused);
     }
 }
 
 #[cfg(feature = "otlp")]
 impl Proxy {
     /// Begins a span and tells the upstream that it is the parent.
-    fn begin_span(&self, mut request: Request<Body>) -> (Request<Body>, Option<ron_kernel::trace::Span>) {
+    fn begin_span(&self, request: &mut Request<Body>) -> Option<ron_kernel::trace::Span> {
         let span = self.tracer.get().and_then(|tracer| tracer.begin("request", request.headers()));
         if let Some(span) = &span {
             request.headers_mut().insert(ron_kernel::trace::TRACEPARENT, span.traceparent());
         }
-        (request, span)
+        span
     }
 
     fn end_span(&self, span: Option<ron_kernel::trace::Span>, route: &str, method: &str, status: StatusCode) {

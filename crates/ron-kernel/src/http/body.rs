@@ -87,6 +87,15 @@ impl Body {
         }
     }
 
+    /// The length of a body that is all here already.
+    pub fn ready_len(&self) -> Option<u64> {
+        match &self.0 {
+            Kind::Empty | Kind::Tunnel(_) => Some(0),
+            Kind::Full(bytes) => Some(bytes.len() as u64),
+            _ => None,
+        }
+    }
+
     /// The next frame; `None` at the end. Cancel-safe.
     pub async fn frame(&mut self) -> Option<Result<Frame<Bytes>, BodyError>> {
         std::future::poll_fn(|cx| Pin::new(&mut *self).poll_frame(cx)).await

@@ -45,8 +45,9 @@ const FAREWELL: Duration = Duration::from_secs(1);
 const GO_AWAY: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0b";
 
 /// Tells a client that there is no place for it.
-pub(super) async fn turn_away<H: Handler>(server: &Server<H>, mut io: Io) {
-    drop(server.refused(Rejection::new(Reason::Conns, "too many connections are open"), &CorrId::new()));
+pub(super) async fn turn_away<H: Handler>(server: &Server<H>, info: &ConnInfo, mut io: Io) {
+    let refused = Rejection::new(Reason::Conns, "too many connections are open");
+    drop(server.turned_away(refused, &CorrId::new(), info, None));
     let say = async {
         io.write_all(GO_AWAY).await?;
         io.shutdown().await
@@ -150,7 +151,7 @@ async fn answer<H: Handler>(
     let corr = CorrId::from_headers(request.headers());
     let limits = server.limits();
     let response = if let Some(rejection) = check(&request, &limits) {
-        server.refused(rejection, &corr)
+        server.turned_away(rejection, &corr, info, Some((request.method(), request.uri())))
     } else {
         let (timeout, timeouts) = (limits.read_timeout, server.timeouts.read.clone());
         drop(limits);

@@ -9,17 +9,18 @@ use super::listener::{Bound, Peer};
 use super::table::{ConnTable, Entry, Order, Phase, PhaseLimits, Place};
 use super::{h2, proxy_protocol};
 use crate::admission::client_ip::{TrustedProxies, network_of};
+use crate::date::http_date;
 use crate::inventory::{TaskSort, TaskSpec};
 use crate::kernel::Service;
 use crate::metrics::{Counter, Family};
 use crate::problem::{CorrId, Rejection};
-use crate::reason::Rejections;
+use crate::reason::{Reason, Rejections};
 use crate::shutdown;
 use crate::task::TaskResult;
 use crate::tls::TlsServer;
 use arc_swap::{ArcSwap, Guard};
 use bytes::{Buf, BytesMut};
-use http::{Request, Response};
+use http::{Method, Request, Response, Uri};
 use std::cell::RefCell;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -61,11 +62,28 @@ pub const fn server_tasks(service: &'static str) -> [TaskSpec; 3] {
 pub trait Handler: Send + Sync + 'static {
     /// Answers one request. A panic is answered 500; a drop means that the client left.
     fn call(&self, request: Request<Body>, conn: &ConnInfo) -> impl Future<Output = Response<Body>> + Send;
+
+    /// Told of each answer that was given without asking, for whoever keeps a record.
+    fn refused(&self, _refused: &TurnedAway<'_>) {}
+}
+
+/// An answer to what did not become a request for the handler.
+#[derive(Clone, Copy, Debug)]
+pub struct TurnedAway<'a> {
+    pub reason: Reason,
+    pub corr: &'a CorrId,
+    pub conn: &'a ConnInfo,
+    /// What was asked for, if that could be read.
+    pub request: Option<(&'a Method, &'a Uri)>,
 }
 
 impl<H: Handler> Handler for Arc<H> {
     fn call(&self, request: Request<Body>, conn: &ConnInfo) -> impl Future<Output = Response<Body>> + Send {
         H::call(self, request, conn)
+    }
+
+    fn refused(&self, refused: &TurnedAway<'_>) {
+        H::refused(self, refused);
     }
 }
 
@@ -183,6 +201,18 @@ impl<H: Handler> Server<H> {
         let status = rejection.reason.status().to_string();
         self.requests.with([self.service.name(), "none", "none", &status]).inc();
         rejection.into_response(corr)
+    }
+
+    /// The same for what no handler was asked about; the handler is told of it.
+    pub(crate) fn turned_away(
+        &self,
+        rejection: Rejection,
+        corr: &CorrId,
+        conn: &ConnInfo,
+        request: Option<(&Method, &Uri)>,
+    ) -> Response<Body> {
+        self.handler.refused(&TurnedAway { reason: rejection.reason, corr, conn, request });
+        self.refused(rejection, corr)
     }
 
     /// Counts a request whose client left before it was answered.
@@ -340,7 +370,7 @@ async fn connection<H: Handler>(
     state.set_phase(Phase::Head);
     if !entry.may_stay().await {
         if is_h2 {
-            h2::turn_away(server, io).await;
+            h2::turn_away(server, &info, io).await;
         } else {
             Conn::new(server, &mut entry, &info, io).turn_away().await;
         }
@@ -392,32 +422,6 @@ pub(crate) fn date_now() -> String {
         }
         text.clone()
     })
-}
-
-/// A Unix time as `Sun, 06 Nov 1994 08:49:37 GMT`.
-pub(crate) fn http_date(unix: u64) -> String {
-    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
-    const MONTHS: [&str; 12] =
-        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let (days, second) = (unix / 86_400, unix % 86_400);
-    // Civil date from a day count, with years that begin in March so that a leap day comes last.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_index = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_index + 2) / 5 + 1;
-    let month = if month_index < 10 { month_index + 2 } else { month_index - 10 };
-    let year = era * 400 + year_of_era + u64::from(month < 2);
-    let index = |n: u64| usize::try_from(n).unwrap_or(0);
-    format!(
-        "{}, {day:02} {} {year:04} {:02}:{:02}:{:02} GMT",
-        DAYS[index(days % 7)],
-        MONTHS[index(month)],
-        second / 3600,
-        second / 60 % 60,
-        second % 60
-    )
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The built binary, from outside.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+mod access_log;
 mod admin;
 mod commands;
 mod documents;

@@ -2,7 +2,6 @@
 
 use super::plan::{Asked, Plan, Quota, Seen};
 use super::{Proxy, Snapshot};
-use crate::tenants::CLASS_NAMES;
 use http::header::{CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::{HeaderMap, Method, Request, Uri};
 use ron_kernel::admission::bucket::Rate;
@@ -59,19 +58,16 @@ fn millis(plan: &Plan<'_>, begun: Instant) -> u64 {
 impl Snapshot {
     /// What was found out on the way, whether it ended well or not.
     fn describe(&self, seen: &Seen, quotas: &[(Quota, Rate)]) -> Value {
-        let route = seen.route.map(|index| (index, &self.settings.routes[index]));
-        let tenant = seen.caller.map(|caller| {
-            caller.configured.map_or("other", |index| self.settings.tenants[index].id.as_str())
-        });
+        let names = self.names(seen);
         let quotas = quotas.iter().map(|(quota, rate)| {
             json!({"name": quota.name(), "reason": quota.reason().code(), "per_second": rate.per_second, "burst": rate.burst})
         });
         json!({
             "client": seen.client,
-            "route": route.map(|(index, route)| json!({"index": index, "path": route.path})),
-            "upstream": route.map(|(_, route)| route.upstream.as_str()),
-            "class": seen.caller.map(|caller| CLASS_NAMES[usize::from(caller.tenant.class)]),
-            "tenant": tenant,
+            "route": seen.route.map(|index| json!({"index": index, "path": names.route})),
+            "upstream": names.upstream,
+            "class": names.class,
+            "tenant": names.tenant,
             "quotas": quotas.collect::<Vec<_>>(),
         })
     }

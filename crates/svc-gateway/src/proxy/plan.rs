@@ -7,7 +7,7 @@ use super::{Snapshot, unix_millis};
 use crate::config::RouteSettings;
 use crate::forward::host_of;
 use crate::routes::{Found, has_dot_segment, plain};
-use crate::tenants::Caller;
+use crate::tenants::{CLASS_NAMES, Caller};
 use http::header::{ALLOW, HeaderValue};
 use http::{Method, Request};
 use ron_kernel::admission::bucket::Rate;
@@ -33,11 +33,21 @@ pub(super) struct Asked<'a> {
 
 /// What has been found out about a request, be it refused later or not.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
-    pub(super) client: Option<IpAddr>,
+pub(crate) struct Seen {
+    pub(crate) client: Option<IpAddr>,
     /// Index of the route.
     pub(super) route: Option<usize>,
     pub(super) caller: Option<Caller>,
+    /// When it had leave to run.
+    pub(super) admitted: Option<Instant>,
+}
+
+/// What that is called.
+pub(crate) struct Names<'a> {
+    pub(crate) route: Option<&'a str>,
+    pub(crate) upstream: Option<&'a str>,
+    pub(crate) tenant: Option<&'a str>,
+    pub(crate) class: Option<&'a str>,
 }
 
 /// Where a request comes from.
@@ -95,6 +105,19 @@ impl Quota {
 }
 
 impl Snapshot {
+    pub(crate) fn names(&self, seen: &Seen) -> Names<'_> {
+        let route = seen.route.map(|index| &self.settings.routes[index]);
+        let tenant = |caller: Caller| {
+            caller.configured.map_or("other", |index| self.settings.tenants[index].id.as_str())
+        };
+        Names {
+            route: route.map(|route| route.path.as_str()),
+            upstream: route.map(|route| route.upstream.as_str()),
+            tenant: seen.caller.map(tenant),
+            class: seen.caller.map(|caller| CLASS_NAMES[usize::from(caller.tenant.class)]),
+        }
+    }
+
     /// What every request counts against, before anything else is looked at; `quota` is asked for each rate.
     pub(super) fn meet_quotas(
         &self,

@@ -592,7 +592,7 @@ impl<'a, H: Handler> Conn<'a, H> {
     /// Refuses what could not be read as a request, and ends the connection so that the client sees why.
     async fn refuse(&mut self, rejection: Rejection) {
         let asked = Asked { method: Method::GET, version: Version::HTTP_11, keep_alive: false };
-        let mut response = self.server.refused(rejection, &CorrId::new());
+        let mut response = self.server.turned_away(rejection, &CorrId::new(), self.info, None);
         let body = std::mem::take(response.body_mut());
         let plan = Plan::of(&asked, &response, &body);
         encode_head(&mut self.out, &asked, &response, plan, false);

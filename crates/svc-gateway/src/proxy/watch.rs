@@ -1,0 +1,259 @@
+//! One request from its head to the last byte of its answer, for the access log.
+//!
+//! With the log off this is a few fields on the stack and no clock is read for it.
+
+use super::plan::Seen;
+use super::{Proxy, Snapshot};
+use crate::access_log::{AccessLog, Head, Record};
+use bytes::Bytes;
+use http::header::HOST;
+use http::{Request, Response, Version};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use ron_kernel::http::{Body, BodyError, ConnInfo, TurnedAway};
+use ron_kernel::problem::CorrId;
+use ron_kernel::reason::Reason;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant, SystemTime};
+
+/// The status of a request whose client left before it was answered, as in the metrics.
+const LEFT: u16 = 499;
+
+/// What is found out about a request; dropped before its answer, it says that there was none.
+pub(super) struct Watch {
+    pub(super) seen: Seen,
+    /// `None`: nobody wants to know.
+    open: Option<Box<Open>>,
+}
+
+/// What a line will need.
+struct Open {
+    log: Arc<AccessLog>,
+    snapshot: Arc<Snapshot>,
+    head: Head,
+    corr: CorrId,
+    secure: bool,
+    at: SystemTime,
+    begun: Instant,
+    bytes_in: Arc<AtomicU64>,
+}
+
+impl Watch {
+    /// Begins to watch a request; its body is counted as it is read.
+    pub(super) fn begin(
+        log: &Arc<AccessLog>,
+        snapshot: &Arc<Snapshot>,
+        request: &mut Request<Body>,
+        conn: &ConnInfo,
+        corr: &CorrId,
+        begun: Instant,
+    ) -> Watch {
+        let seen = Seen { client: conn.peer.ip(), ..Seen::default() };
+        if !snapshot.settings.access_log.enabled {
+            return Watch { seen, open: None };
+        }
+        let bytes_in = Arc::new(AtomicU64::new(0));
+        if request.body().ready_len().is_none() {
+            let body = std::mem::take(request.body_mut());
+            *request.body_mut() = Body::stream(Counted { body, bytes: bytes_in.clone() });
+        }
+        let head = Head {
+            method: request.method().clone(),
+            uri: request.uri().clone(),
+            host: request.headers().get(HOST).cloned(),
+            version: request.version(),
+        };
+        let open = Open {
+            log: log.clone(),
+            snapshot: snapshot.clone(),
+            head,
+            corr: corr.clone(),
+            secure: conn.secure,
+            at: SystemTime::now(),
+            begun,
+            bytes_in,
+        };
+        Watch { seen, open: Some(Box::new(open)) }
+    }
+
+    /// The answer is there; it is noted when its last byte has been handed over.
+    pub(super) fn end(
+        mut self,
+        mut response: Response<Body>,
+        reason: &'static str,
+        now: Instant,
+    ) -> Response<Body> {
+        let Some(open) = self.open.take() else { return response };
+        let answer = Answer { open, seen: self.seen, status: response.status().as_u16(), reason, at: now };
+        match response.body().ready_len() {
+            Some(length) => answer.note(length, true),
+            None => {
+                let body = std::mem::take(response.body_mut());
+                *response.body_mut() =
+                    Body::stream(Noted { body, bytes: 0, complete: false, answer: Some(answer) });
+            }
+        }
+        response
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        // Whoever drops the request has answered in its place, if there was somebody to answer.
+        let (status, reason) = if std::thread::panicking() {
+            (Reason::Internal.status(), Reason::Internal.code())
+        } else if open.log.is_aborting() {
+            (Reason::Draining.status(), Reason::Draining.code())
+        } else {
+            (LEFT, "")
+        };
+        Answer { open, seen: self.seen, status, reason, at: Instant::now() }.note(0, false);
+    }
+}
+
+/// An answer on its way out.
+struct Answer {
+    open: Box<Open>,
+    seen: Seen,
+    status: u16,
+    reason: &'static str,
+    /// When its head was there.
+    at: Instant,
+}
+
+impl Answer {
+    fn note(self, bytes_out: u64, complete: bool) {
+        let Answer { open, seen, status, reason, at } = self;
+        let Open { log, snapshot, head, corr, secure, at: came, begun, bytes_in } = *open;
+        let record = Record {
+            at: came,
+            corr,
+            head: Some(head),
+            seen,
+            snapshot: snapshot.clone(),
+            secure,
+            status,
+            reason,
+            bytes_in: bytes_in.load(Ordering::Relaxed),
+            bytes_out,
+            queued: seen.admitted.unwrap_or(at).saturating_duration_since(begun),
+            upstream: seen.admitted.map(|admitted| at.saturating_duration_since(admitted)),
+            total: begun.elapsed(),
+            complete,
+        };
+        log.note(&snapshot.settings.access_log, record);
+    }
+}
+
+impl Proxy {
+    /// Notes what was refused before it became a request.
+    pub(super) fn note_refused(&self, refused: &TurnedAway<'_>) {
+        let snapshot = self.snapshot.load_full();
+        if !snapshot.settings.access_log.enabled {
+            return;
+        }
+        let head = refused.request.map(|(method, uri)| Head {
+            method: method.clone(),
+            uri: uri.clone(),
+            host: None,
+            // HTTP/1.1 refuses only what it could not read.
+            version: Version::HTTP_2,
+        });
+        let record = Record {
+            at: SystemTime::now(),
+            corr: refused.corr.clone(),
+            head,
+            seen: Seen { client: refused.conn.peer.ip(), ..Seen::default() },
+            snapshot: snapshot.clone(),
+            secure: refused.conn.secure,
+            status: refused.reason.status(),
+            reason: refused.reason.code(),
+            bytes_in: 0,
+            bytes_out: 0,
+            queued: Duration::ZERO,
+            upstream: None,
+            total: Duration::ZERO,
+            complete: true,
+        };
+        self.access_log.note(&snapshot.settings.access_log, record);
+    }
+}
+
+/// A request body that counts what is read of it.
+struct Counted {
+    body: Body,
+    bytes: Arc<AtomicU64>,
+}
+
+impl HttpBody for Counted {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame {
+            self.bytes.fetch_add(frame.data_ref().map_or(0, |data| data.len() as u64), Ordering::Relaxed);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A response body that is noted when it ends, however it ends.
+struct Noted {
+    body: Body,
+    bytes: u64,
+    complete: bool,
+    answer: Option<Answer>,
+}
+
+impl HttpBody for Noted {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        match &frame {
+            Some(Ok(frame)) => {
+                self.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
+                // With the last piece of a known length nobody asks for the end.
+                self.complete = self.body.exact_len() == Some(0);
+            }
+            Some(Err(_)) => self.complete = false,
+            None => self.complete = true,
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        if let Some(answer) = self.answer.take() {
+            answer.note(self.bytes, self.complete);
+        }
+    }
+}
