@@ -46,12 +46,14 @@ reasons! {
     NotFound = "not_found", 404, false, "There is nothing here";
     Method = "method", 405, false, "The method is not allowed here";
     ReadTimeout = "read_timeout", 408, true, "The request did not arrive in time";
+    LengthRequired = "length_required", 411, false, "The length of the body must be stated";
     BodyCap = "body_cap", 413, false, "The body is too large";
     DecodedCap = "decoded_cap", 413, false, "The decoded body is too large";
     DecodedRatio = "decoded_ratio", 413, false, "The body is compressed too well to be decoded safely";
     Uri = "uri", 414, false, "The request target is too long";
     UnsupportedEncoding = "unsupported_encoding", 415, false, "The content coding is not supported";
     Expectation = "expectation", 417, false, "The expectation cannot be met";
+    Host = "host", 421, false, "This host is not served here";
     Invalid = "invalid", 422, false, "The request was understood and refused";
     QuotaGlobal = "quota_global", 429, true, "The rate limit of this service is reached";
     QuotaIp = "quota_ip", 429, true, "The rate limit of this address is reached";

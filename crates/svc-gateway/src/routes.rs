@@ -4,13 +4,15 @@ use crate::config::{RouteSettings, UpstreamSettings};
 use http::Method;
 use ron_kernel::config::Problems;
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The routing table. Looking a path up costs one hash per path segment, however many routes there are.
 #[derive(Debug, Default)]
 pub struct Routes {
     /// By host name; the empty name is every host, `*.example.org` stands under `.example.org`.
     hosts: HashMap<String, Paths>,
+    /// Methods that some route names.
+    named: HashSet<Method>,
 }
 
 #[derive(Debug, Default)]
@@ -28,8 +30,52 @@ pub enum Found {
     Route(usize),
     /// Routes lead here, but not with this method; these are allowed.
     Method(Vec<Method>),
+    /// Every route names hosts, and none of them is this one.
+    Host,
     Nothing,
 }
+
+/// Methods registered with IANA that a gateway can pass on: neither CONNECT nor PRI, which mean something to a
+/// connection.
+const METHODS: [&str; 37] = [
+    "GET",
+    "POST",
+    "PUT",
+    "HEAD",
+    "DELETE",
+    "PATCH",
+    "OPTIONS",
+    "TRACE",
+    "ACL",
+    "BASELINE-CONTROL",
+    "BIND",
+    "CHECKIN",
+    "CHECKOUT",
+    "COPY",
+    "LABEL",
+    "LINK",
+    "LOCK",
+    "MERGE",
+    "MKACTIVITY",
+    "MKCALENDAR",
+    "MKCOL",
+    "MKREDIRECTREF",
+    "MKWORKSPACE",
+    "MOVE",
+    "ORDERPATCH",
+    "PROPFIND",
+    "PROPPATCH",
+    "REBIND",
+    "REPORT",
+    "SEARCH",
+    "UNBIND",
+    "UNCHECKOUT",
+    "UNLINK",
+    "UNLOCK",
+    "UPDATE",
+    "UPDATEREDIRECTREF",
+    "VERSION-CONTROL",
+];
 
 impl Routes {
     pub fn new(settings: &[RouteSettings]) -> Routes {
@@ -44,16 +90,25 @@ impl Routes {
                 let methods = route.methods.iter().filter_map(|m| Method::from_bytes(m.as_bytes()).ok());
                 paths.methods.push((index, methods.collect()));
             }
+            routes.named.extend(route.methods.iter().filter_map(|m| Method::from_bytes(m.as_bytes()).ok()));
         }
         routes
+    }
+
+    /// Whether a method is registered or some route names it.
+    pub fn knows(&self, method: &Method) -> bool {
+        METHODS.contains(&method.as_str()) || (self.named.contains(method) && method != Method::CONNECT)
     }
 
     /// The route of a request. `host` is without its port and in lower case.
     pub fn find(&self, host: &str, path: &str, method: &Method) -> Found {
         let wildcard = host.find('.').map(|dot| &host[dot..]);
-        let mut best = Found::Nothing;
+        let mut best = if self.hosts.is_empty() { Found::Nothing } else { Found::Host };
         for name in [Some(host), wildcard, Some("")].into_iter().flatten() {
             let Some(paths) = self.hosts.get(name) else { continue };
+            if best == Found::Host {
+                best = Found::Nothing;
+            }
             match paths.find(path, method) {
                 Found::Route(route) => return Found::Route(route),
                 // A less specific host may still take the request; if none does, this says why.
@@ -267,6 +322,34 @@ mod tests {
         assert_eq!(routes.find("c.org", "/only/z", &Method::POST), Found::Route(6));
         let none = Routes::new(&[route("/a", &[], &[])]);
         assert_eq!(none.find("x", "/b", &Method::GET), Found::Nothing);
+    }
+
+    #[test]
+    fn a_host_that_no_route_is_for_is_told_apart_from_a_path() {
+        let hosted = Routes::new(&[route("/a", &["a.org"], &[]), route("/b", &["*.b.org"], &["POST"])]);
+        assert_eq!(hosted.find("c.org", "/a", &Method::GET), Found::Host);
+        assert_eq!(hosted.find("a.org", "/b", &Method::GET), Found::Nothing);
+        assert_eq!(hosted.find("x.b.org", "/b", &Method::GET), Found::Method(vec![Method::POST]));
+        assert_eq!(hosted.find("b.org", "/b", &Method::POST), Found::Host);
+        let any = Routes::new(&[route("/a", &["a.org"], &[]), route("/b", &[], &[])]);
+        assert_eq!(
+            any.find("c.org", "/a", &Method::GET),
+            Found::Nothing,
+            "the other route is for every host"
+        );
+        assert_eq!(Routes::new(&[]).find("c.org", "/", &Method::GET), Found::Nothing);
+    }
+
+    #[test]
+    fn methods_are_known_if_registered_or_named() {
+        let routes = Routes::new(&[route("/", &[], &["PURGE", "CONNECT"])]);
+        let knows = |text: &str| routes.knows(&Method::from_bytes(text.as_bytes()).unwrap());
+        for known in ["GET", "PATCH", "PROPFIND", "VERSION-CONTROL", "PURGE"] {
+            assert!(knows(known), "{known}");
+        }
+        for unknown in ["get", "BREW", "PRI", "CONNECT"] {
+            assert!(!knows(unknown), "{unknown}");
+        }
     }
 
     #[test]

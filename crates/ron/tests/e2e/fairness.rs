@@ -333,6 +333,7 @@ fn writes_are_shed_first_when_the_queue_stays_full_and_come_back() {
     let write = request(&node.gateway(), "POST", "/", &[("X-Api-Key", "a")], b"x").unwrap();
     assert_eq!((write.status, write.reason()), (503, "degraded"));
     assert_eq!(node.metric("gateway_degraded"), 1.0);
+    assert!(node.metric("rejected_total{service=\"gateway\",reason=\"degraded\"}") >= 1.0);
     let before = load.good();
     node.eventually("reads go on", |_| load.good() > before + 10.0);
     load.end();

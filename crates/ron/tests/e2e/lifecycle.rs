@@ -163,25 +163,50 @@ fn the_log_is_json_off_a_terminal_and_text_on_request() {
     assert!(!node.log().contains("secret=1"), "no query in the log");
 }
 
-#[test]
-fn two_nodes_run_in_one_process_and_end_apart() {
-    use ron::node::{Node as InProcess, Which};
-    use ron_kernel::kernel::Ending;
+/// A gateway in this process, with these flags besides.
+fn in_process(flags: &[(&str, String)]) -> ron::node::Node {
     use ron_kernel::observe::{LogLevel, LogSettings, Logs};
     let logs = Logs::start(&LogSettings { level: LogLevel::Error, ..LogSettings::default() });
-    let start = || {
-        let flag = |key: &str, value: &str| (key.to_owned(), value.to_owned(), "test".to_owned());
-        let flags = ["admin.listen", "gateway.listen"].map(|key| flag(key, "127.0.0.1:0"));
-        let flags = flags.into_iter().chain([flag("node.amnesia", "true")]).collect();
-        let sources = ron_kernel::config::Sources { flags, ..Default::default() };
-        InProcess::start(sources, &Which::Named(vec!["gateway".to_owned()]), logs.clone()).unwrap()
-    };
+    let free = "127.0.0.1:0".to_owned();
+    let own = [("admin.listen", free.clone()), ("gateway.listen", free), ("node.amnesia", "true".to_owned())];
+    let flag = |(key, value): &(&str, String)| ((*key).to_owned(), value.clone(), "test".to_owned());
+    let flags = own.iter().chain(flags).map(flag).collect();
+    let sources = ron_kernel::config::Sources { flags, ..Default::default() };
+    ron::node::Node::start(sources, &ron::node::Which::Named(vec!["gateway".to_owned()]), logs).unwrap()
+}
+
+#[test]
+fn what_is_refused_at_the_drain_deadline_is_counted() {
+    let origin = Origin::start(|_| Script::Silence);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let (first, second) = runtime.block_on(async { (start(), start()) });
-    let address = |node: &InProcess| node.addresses["admin"].as_str().unwrap().to_owned();
+    let node = runtime.block_on(async {
+        in_process(&[
+            ("node.drain_deadline", "1s".to_owned()),
+            ("gateway.upstreams", format!("[{{ name = \"o\", servers = [\"{}\"] }}]", origin.url())),
+            ("gateway.routes", "[{ path = \"/*\", upstream = \"o\" }]".to_owned()),
+        ])
+    });
+    let mut client = Client::connect(node.addresses["gateway"]["http"].as_str().unwrap()).unwrap();
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    let kernel = node.kernel.clone();
+    while !kernel.metrics().scrape().contains("inflight_requests{service=\"gateway\"} 1") {
+        std::thread::yield_now();
+    }
+    kernel.end(ron_kernel::kernel::Ending::Asked);
+    runtime.block_on(node.run());
+    assert_eq!(client.read_answer("GET").unwrap().reason(), "draining");
+    let page = kernel.metrics().scrape();
+    assert!(page.contains("rejected_total{service=\"gateway\",reason=\"draining\"} 1"), "{page}");
+}
+
+#[test]
+fn two_nodes_run_in_one_process_and_end_apart() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let (first, second) = runtime.block_on(async { (in_process(&[]), in_process(&[])) });
+    let address = |node: &ron::node::Node| node.addresses["admin"].as_str().unwrap().to_owned();
     let (a, b) = (address(&first), address(&second));
     assert_eq!((get(&a, "/readyz").status, get(&b, "/readyz").status), (200, 200));
-    first.kernel.end(Ending::Asked);
+    first.kernel.end(ron_kernel::kernel::Ending::Asked);
     runtime.block_on(first.run());
     assert!(std::net::TcpStream::connect(&a).is_err());
     assert_eq!(get(&b, "/readyz").status, 200, "the other goes on");

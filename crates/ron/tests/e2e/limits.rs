@@ -129,6 +129,7 @@ fn the_inflight_cap_sheds_at_once() {
     let begun = Instant::now();
     let shed = get(&node.gateway(), "/");
     assert_eq!((shed.status, shed.reason()), (503, "shed"));
+    assert_eq!(rejected(&node, "shed"), 1.0);
     assert!(begun.elapsed() < Duration::from_millis(200));
     for client in &mut held {
         assert_eq!(client.read_answer("GET").unwrap().status, 200);
@@ -213,6 +214,7 @@ fn bombs_stop_at_the_ratio_and_the_cap_with_flat_memory() {
         }
     }
     assert!(node.rss_mib() < before + 20.0, "{before} MiB, then {} MiB", node.rss_mib());
+    assert_eq!(rejected(&node, "decoded_ratio"), 10.0);
     assert_eq!(
         request(&node.gateway(), "POST", "/", &[("Content-Encoding", "lzma")], b"x").unwrap().reason(),
         "unsupported_encoding"

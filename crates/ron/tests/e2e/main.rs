@@ -10,6 +10,7 @@ mod lifecycle;
 mod limits;
 mod operators;
 mod proxy;
+mod reasons;
 mod reload;
 mod upstreams;
 

@@ -214,6 +214,7 @@ fn unix_sockets_serve_and_check_the_user() {
         &config(&origin.url(), "uds = { path = \"g.sock\", allow_uids = [4242] }", ""),
     );
     assert!(ask(&strict).ends_with("403"), "{}", ask(&strict));
+    assert!(strict.metric("rejected_total{service=\"gateway\",reason=\"forbidden\"}") >= 1.0);
     let chained = config(&format!("unix:{}", node.dir.path().join("g.sock").display()), "", "");
     let second = Node::start(&["gateway"], &chained);
     assert_eq!(get(&second.gateway(), "/").text(), "hi", "an upstream can be a socket");

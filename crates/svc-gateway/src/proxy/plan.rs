@@ -184,6 +184,12 @@ impl Snapshot {
         if request.method() == Method::CONNECT || !path.starts_with('/') {
             return Err(Rejection::new(Reason::MethodUnknown, "this gateway does not tunnel"));
         }
+        if !self.routes.knows(request.method()) {
+            return Err(Rejection::new(
+                Reason::MethodUnknown,
+                "the method is neither registered nor configured",
+            ));
+        }
         let Some(plain) = plain(path) else {
             return Err(Rejection::new(Reason::Malformed, "the path holds a malformed escape"));
         };
@@ -197,6 +203,7 @@ impl Snapshot {
                 let allow = HeaderValue::from_str(&list.join(", ")).expect("methods are valid header values");
                 Err(Rejection::new(Reason::Method, "the method is not allowed here").header(ALLOW, allow))
             }
+            Found::Host => Err(Rejection::new(Reason::Host, "no route is for this host")),
             Found::Nothing => Err(Rejection::new(Reason::NoRoute, "no route leads here")),
         }
     }

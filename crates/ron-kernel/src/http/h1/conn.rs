@@ -661,6 +661,7 @@ fn rejection_of(error: HeadError) -> Rejection {
         HeadError::TooLarge => Reason::Headers,
         HeadError::UriTooLong => Reason::Uri,
         HeadError::Expectation => Reason::Expectation,
+        HeadError::LengthRequired => Reason::LengthRequired,
     };
     Rejection::new(reason, error.to_string())
 }

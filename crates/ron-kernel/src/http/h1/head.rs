@@ -29,6 +29,8 @@ pub enum HeadError {
     UriTooLong,
     #[error("the expectation is not 100-continue")]
     Expectation,
+    #[error("a request of HTTP/1.0 with a body must state its length")]
+    LengthRequired,
 }
 
 /// How long a body is.
@@ -179,7 +181,7 @@ fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, HeadEr
     let headers = header_map(head, parsed.headers)?;
     check_host(&headers, version)?;
     check_target(&uri)?;
-    let framing = request_framing(&headers, version)?;
+    let framing = request_framing(&method, &headers, version)?;
     let keep_alive = keeps_alive(&headers, version);
     let expect_continue = expects_continue(&headers, version)?;
     Ok(RequestHead { method, uri, version, headers, framing, keep_alive, expect_continue })
@@ -276,7 +278,7 @@ fn is_chunked(headers: &HeaderMap) -> Result<bool, HeadError> {
     }
 }
 
-fn request_framing(headers: &HeaderMap, version: Version) -> Result<Framing, HeadError> {
+fn request_framing(method: &Method, headers: &HeaderMap, version: Version) -> Result<Framing, HeadError> {
     let (chunked, length) = (is_chunked(headers)?, content_length(headers)?);
     match (chunked, length) {
         (true, Some(_)) => Err(HeadError::Malformed("both Content-Length and Transfer-Encoding are present")),
@@ -284,6 +286,12 @@ fn request_framing(headers: &HeaderMap, version: Version) -> Result<Framing, Hea
             Err(HeadError::Malformed("HTTP/1.0 has no Transfer-Encoding"))
         }
         (true, None) => Ok(Framing::Chunked),
+        // In HTTP/1.1 this means that there is no body; before, that one follows and nobody knows where it ends.
+        (false, None)
+            if version == Version::HTTP_10 && [Method::POST, Method::PUT, Method::PATCH].contains(method) =>
+        {
+            Err(HeadError::LengthRequired)
+        }
         (false, length) => Ok(Framing::Length(length.unwrap_or(0))),
     }
 }
