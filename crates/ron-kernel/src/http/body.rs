@@ -147,7 +147,7 @@ impl HttpBody for Body {
             Kind::Empty | Kind::Tunnel(_) => true,
             Kind::Full(_) => false,
             Kind::H1(incoming) => incoming.is_done(),
-            Kind::H2(incoming) => incoming.body.is_end_stream(),
+            Kind::H2(incoming) => incoming.is_end_stream(),
             Kind::Stream(stream) => stream.is_end_stream(),
         }
     }
@@ -157,7 +157,7 @@ impl HttpBody for Body {
             Kind::Empty | Kind::Tunnel(_) => SizeHint::with_exact(0),
             Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Kind::H1(incoming) => incoming.size_hint(),
-            Kind::H2(incoming) => incoming.body.size_hint(),
+            Kind::H2(incoming) => incoming.size_hint(),
             Kind::Stream(stream) => stream.size_hint(),
         }
     }

@@ -1,27 +1,33 @@
 //! HTTP/2, spoken by hyper; limits, phases and orders are ours.
 
+mod incoming;
+
+pub(crate) use incoming::Incoming;
+
 use super::body::{Body, BodyError};
 use super::h1::head::{check_target, is_host};
 use super::io::Io;
 use super::serve::{ConnInfo, Handler, Server, ServerLimits};
 use super::table::{ConnState, Entry, Order, Phase};
+use crate::kernel::Service;
 use crate::metrics::Counter;
 use crate::problem::{CorrId, Rejection};
 use crate::reason::Reason;
 use crate::task::panic_text;
 use bytes::Bytes;
 use http::header::{EXPECT, HOST, HeaderValue};
-use http::{Request, Response};
+use http::{Method, Request, Response, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use incoming::{Unread, discard};
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -148,14 +154,20 @@ async fn answer<H: Handler>(
 ) -> Response<Tracked> {
     let open = Open::new(state.clone(), streams);
     state.set_request(request.method(), request.uri());
+    let stall = STALL.with_borrow(Option::clone).unwrap_or_default();
+    let _ = stall.request.set((request.method().clone(), request.uri().clone()));
+    let unread = Unread::default();
     let corr = CorrId::from_headers(request.headers());
     let limits = server.limits();
     let response = if let Some(rejection) = check(&request, &limits) {
-        server.turned_away(rejection, &corr, info, Some((request.method(), request.uri())))
+        let refused = server.turned_away(rejection, &corr, info, Some((request.method(), request.uri())));
+        unread.put(request.into_body());
+        refused
     } else {
         let (timeout, timeouts) = (limits.read_timeout, server.timeouts.read.clone());
         drop(limits);
-        let request = request.map(|body| Body::h2(Incoming { body, timeout, timer: None, timeouts }));
+        let kept = unread.clone();
+        let request = request.map(|body| Body::h2(Incoming::new(body, kept, timeout, timeouts)));
         let mut call = pin!(server.handler.call(request, info));
         let called = std::future::poll_fn(|cx| {
             catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(cx)))
@@ -174,9 +186,9 @@ async fn answer<H: Handler>(
             }
         }
     };
-    let since = STALL.with_borrow(Option::clone).unwrap_or_default();
-    since.wait();
-    response.map(|body| Tracked { body, stall: since, _open: open })
+    stall.wait();
+    let service = server.service.clone();
+    response.map(|body| Tracked { body, stall, unread, service, open: Some(open) })
 }
 
 /// What HTTP/1.1 is held to while its head is read.
@@ -204,32 +216,6 @@ fn check(request: &Request<hyper::body::Incoming>, limits: &ServerLimits) -> Opt
     (!one || !sound).then(|| Rejection::new(Reason::Malformed, "the request names no host, or more than one"))
 }
 
-/// The body of a request; each `read_timeout` must bring a piece of it.
-#[derive(Debug)]
-pub(crate) struct Incoming {
-    pub(super) body: hyper::body::Incoming,
-    timeout: Duration,
-    timer: Option<Pin<Box<Sleep>>>,
-    timeouts: Counter,
-}
-
-impl Incoming {
-    pub(super) fn poll_frame(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
-            self.timer = None;
-            return Poll::Ready(frame.map(|frame| frame.map_err(|_reset| BodyError::Disconnected)));
-        }
-        let timeout = self.timeout;
-        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
-        ready!(timer.as_mut().poll(cx));
-        self.timeouts.inc();
-        Poll::Ready(Some(Err(BodyError::ReadTimeout)))
-    }
-}
-
 thread_local! {
     /// The stall watch of the stream being polled, for `answer` to hand to its body.
     static STALL: RefCell<Option<Arc<Stall>>> = const { RefCell::new(None) };
@@ -240,11 +226,13 @@ thread_local! {
 struct Stall {
     begun: Instant,
     waiting: AtomicU64,
+    /// What the stream asked for.
+    request: OnceLock<(Method, Uri)>,
 }
 
 impl Default for Stall {
     fn default() -> Stall {
-        Stall { begun: Instant::now(), waiting: AtomicU64::new(0) }
+        Stall { begun: Instant::now(), waiting: AtomicU64::new(0), request: OnceLock::new() }
     }
 }
 
@@ -256,6 +244,14 @@ impl Stall {
 
     fn go_on(&self) {
         self.waiting.store(0, Ordering::Release);
+    }
+
+    fn describe(&self) -> String {
+        let age = self.begun.elapsed();
+        match self.request.get() {
+            Some((method, uri)) => format!("{method} {} for {age:?}", uri.path()),
+            None => format!("without a request for {age:?}"),
+        }
     }
 
     /// How long the client has let us wait.
@@ -292,7 +288,26 @@ impl Drop for Open {
 struct Tracked {
     body: Body,
     stall: Arc<Stall>,
-    _open: Open,
+    unread: Unread,
+    service: Service,
+    /// Until it is dropped.
+    open: Option<Open>,
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        // The response's own body may hold on to the request's.
+        self.body = Body::default();
+        let (Some(body), Some(open)) = (self.unread.take(), self.open.take()) else { return };
+        let (stall, shutdown) = (self.stall.clone(), self.service.shutdown().clone());
+        self.service.scoped("stream", move || stall.describe(), async move {
+            let _open = open;
+            tokio::select! {
+                () = discard(body) => {}
+                () = shutdown.reached(crate::shutdown::Phase::Aborting) => {}
+            }
+        });
+    }
 }
 
 impl HttpBody for Tracked {
@@ -325,7 +340,7 @@ impl HttpBody for Tracked {
 /// Starts a stream's task under its service, and ends it if the client's window stays shut.
 #[derive(Clone)]
 struct Spawner {
-    service: crate::kernel::Service,
+    service: Service,
     write_timeout: Duration,
     timeouts: Counter,
 }
@@ -337,6 +352,7 @@ where
     fn execute(&self, future: F) {
         let (timeout, timeouts) = (self.write_timeout, self.timeouts.clone());
         let stall = Arc::new(Stall::default());
+        let described = stall.clone();
         let mut future = Box::pin(future);
         let mut timer: Option<Pin<Box<Sleep>>> = None;
         let watched = std::future::poll_fn(move |cx| {
@@ -359,6 +375,6 @@ where
             }
             Poll::Pending
         });
-        self.service.scoped("stream", || "HTTP/2 stream".to_owned(), watched);
+        self.service.scoped("stream", move || described.describe(), watched);
     }
 }

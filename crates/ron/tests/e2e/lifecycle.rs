@@ -163,6 +163,25 @@ fn the_log_is_json_off_a_terminal_and_text_on_request() {
     assert!(!node.log().contains("secret=1"), "no query in the log");
 }
 
+#[test]
+fn a_straggler_of_http2_is_named_by_what_it_asked_for() {
+    let origin = slow_origin();
+    let mut node = Node::start(&["gateway"], &config(&origin.url(), "", "[node]\ndrain_deadline = \"1s\""));
+    let url = format!("http://{}/stuck", node.gateway());
+    let mut curl = std::process::Command::new("curl")
+        .args(["-s", "--http2-prior-knowledge", "-o", "/dev/null", "-w", "%{http_code}", &url])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    node.eventually("it is under way", |node| node.metric("inflight_requests{service=\"gateway\"}") == 1.0);
+    assert_eq!(node.stop(), 0);
+    let mut status = String::new();
+    std::io::Read::read_to_string(&mut curl.stdout.take().unwrap(), &mut status).unwrap();
+    curl.wait().unwrap();
+    assert_eq!(status, "503");
+    assert!(node.log().contains("gateway stream GET /stuck for"), "{}", node.log());
+}
+
 /// A gateway in this process, with these flags besides.
 fn in_process(flags: &[(&str, String)]) -> ron::node::Node {
     use ron_kernel::observe::{LogLevel, LogSettings, Logs};

@@ -30,6 +30,32 @@ fn body_caps_hold_declared_and_streamed() {
 }
 
 #[test]
+fn an_upload_over_the_cap_sees_the_refusal_over_http2_too() {
+    let origin = Origin::start(|_| Script::Echo);
+    let node = Node::start(&["gateway"], &config(&origin.url(), "", ""));
+    let big = node.dir.path().join("big");
+    std::fs::write(&big, vec![b'a'; 4 << 20]).unwrap();
+    let url = format!("http://{}/", node.gateway());
+    for sent in ["--data-binary @big", "-X POST -T - "] {
+        for _ in 0..5 {
+            let curl =
+                format!("curl -sS --http2-prior-knowledge -w '%{{http_code}}' -o answer {sent} {url} < big");
+            let output =
+                std::process::Command::new("sh").args(["-c", &curl]).current_dir(node.dir.path()).output();
+            let output = output.unwrap();
+            assert_eq!(String::from_utf8_lossy(&output.stdout), "413", "{sent}: {output:?}");
+            let answer = std::fs::read_to_string(node.dir.path().join("answer")).unwrap();
+            assert!(answer.contains("\"code\":\"body_cap\""), "{answer}");
+        }
+    }
+    assert_eq!(rejected(&node, "body_cap"), 10.0);
+    node.eventually("nothing of it is left", |node| {
+        node.metric("inflight_requests{service=\"gateway\"}") == 0.0
+            && node.metric("connections_open{service=\"gateway\"}") == 0.0
+    });
+}
+
+#[test]
 fn head_limits_and_smuggling_shapes_are_refused() {
     let origin = Origin::start(|_| Script::Echo);
     let node = Node::start(
