@@ -12,7 +12,7 @@ use std::process::ExitCode;
 const HELP: &str = "\
 cargo xtask test [--without-servers]   every check and test, installing what they need
 cargo xtask fix                        format, and apply what clippy can mend
-cargo xtask docs                       write docs/config.md and docs/concurrency.md
+cargo xtask docs                       write what is generated in docs/
 cargo xtask fuzz [TARGET] [SECONDS]    coverage-guided fuzzing, 60 s a target by default
 cargo xtask dist                       a release archive in target/dist";
 

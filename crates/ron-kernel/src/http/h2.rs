@@ -299,6 +299,9 @@ impl Drop for Tracked {
         // The response's own body may hold on to the request's.
         self.body = Body::default();
         let (Some(body), Some(open)) = (self.unread.take(), self.open.take()) else { return };
+        if tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
         let (stall, shutdown) = (self.stall.clone(), self.service.shutdown().clone());
         self.service.scoped("stream", move || stall.describe(), async move {
             let _open = open;

@@ -1,6 +1,7 @@
 //! Generated documents are current, and what a machine can judge about the tree is judged.
 
-use ron::documents::{concurrency_page, config_page};
+use ron::documents::{concurrency_page, config_page, operating_page};
+use ron_kernel::reason::Reason;
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
@@ -25,6 +26,30 @@ fn the_configuration_page_is_current() {
 #[test]
 fn the_concurrency_page_is_current() {
     check("concurrency.md", &concurrency_page());
+}
+
+/// Fields of the access log that the operating page explains; the access log's own test reads them.
+const FIELDS: [&str; 3] = ["queue_ms", "upstream_ms", "total_ms"];
+
+#[test]
+fn the_operating_page_is_current_and_names_only_metrics_and_keys_that_exist() {
+    let written = std::fs::read_to_string(root().join("docs/operating.md")).unwrap();
+    let page = operating_page(&written).expect("the page has a place for the table of refusals");
+    check("operating.md", &page);
+    assert!(!page.contains("see the reason's own words"), "a reason has no advice");
+    let keys: Vec<String> =
+        ron_kernel::config::KeyDoc::all::<ron::config::Config>().into_iter().map(|key| key.path).collect();
+    let node = ron_testkit::Node::start(&["gateway"], &crate::config("http://127.0.0.1:1", "", ""));
+    ron_testkit::get(&node.gateway(), "/");
+    let metrics = ron_testkit::get(&node.admin(), "/metrics").text();
+    // A word in backquotes that looks like a key or a metric is one.
+    for word in page.split('`').skip(1).step_by(2) {
+        let name = word.split(['{', '[', ' ', '(']).find(|part| part.contains('_')).unwrap_or(word);
+        let plain = name.bytes().all(|byte| byte.is_ascii_lowercase() || matches!(byte, b'_' | b'.'));
+        let known = keys.iter().any(|key| key.ends_with(name)) || metrics.contains(name);
+        let said = Reason::ALL.iter().any(|reason| reason.code() == name) || FIELDS.contains(&name);
+        assert!(!plain || !name.contains('_') || known || said, "{name} is neither a key nor a metric");
+    }
 }
 
 /// The design documents' channel tables, as ruled; a service's rows are compared once it exists.
