@@ -2,6 +2,7 @@
 
 use crate::client::{Answer, get, request};
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -32,6 +33,12 @@ pub fn ron_with(args: &[&str], dir: &Path, env: &[(&str, &str)]) -> Output {
         .expect("the binary is built before the tests")
 }
 
+/// An API key as `tenants[].keys` wants it.
+pub fn api_key(key: &str) -> String {
+    let hash: String = Sha256::digest(key).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hash}")
+}
+
 /// A running node.
 #[derive(Debug)]
 pub struct Node {
@@ -47,15 +54,24 @@ impl Node {
     }
 
     pub fn start_with(services: &[&str], config: &str, env: &[(&str, &str)]) -> Node {
-        let dir = tempfile::tempdir().expect("a temporary folder");
-        std::fs::write(dir.path().join("ron.toml"), config).expect("the folder is ours");
+        let dir = with_config(config);
         Node::spawn(dir, &[&["run"], services, &["--config", "ron.toml"]].concat(), env)
+    }
+
+    /// Like [`Node::start`], with a binary that does not lie beside the caller's.
+    pub fn start_binary(binary: &Path, services: &[&str], config: &str) -> Node {
+        let args = [&["run"], services, &["--config", "ron.toml"]].concat();
+        Node::spawn_binary(binary, with_config(config), &args, &[])
     }
 
     /// Starts `ron ARGS` in `dir` and waits until it has written its addresses.
     pub fn spawn(dir: tempfile::TempDir, args: &[&str], env: &[(&str, &str)]) -> Node {
+        Node::spawn_binary(&binary(), dir, args, env)
+    }
+
+    fn spawn_binary(binary: &Path, dir: tempfile::TempDir, args: &[&str], env: &[(&str, &str)]) -> Node {
         let log = std::fs::File::create(dir.path().join("log")).expect("the folder is ours");
-        let mut command = Command::new(binary());
+        let mut command = Command::new(binary);
         command.args(args).current_dir(dir.path()).envs(env.iter().copied()).stdin(Stdio::null());
         command.stdout(log.try_clone().expect("a file can be shared")).stderr(log);
         let child = command.spawn().expect("the binary is built before the tests");
@@ -75,6 +91,10 @@ impl Node {
             assert!(begun.elapsed() < Duration::from_secs(20), "not ready in time: {}", node.log());
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn log(&self) -> String {
@@ -146,6 +166,11 @@ impl Node {
         kib / 1024.0
     }
 
+    /// Open file descriptors.
+    pub fn fds(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).map_or(0, Iterator::count)
+    }
+
     /// Waits for the process to end by itself.
     pub fn wait(&mut self) -> i32 {
         let begun = Instant::now();
@@ -170,4 +195,11 @@ impl Drop for Node {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A folder with this `ron.toml`.
+fn with_config(config: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    std::fs::write(dir.path().join("ron.toml"), config).expect("the folder is ours");
+    dir
 }

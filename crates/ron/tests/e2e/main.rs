@@ -12,6 +12,7 @@ mod operators;
 mod proxy;
 mod reasons;
 mod reload;
+mod soak;
 mod upstreams;
 
 /// A configuration with every listener on a free port; `gateway` goes into its table, `rest` behind it.
