@@ -8,7 +8,7 @@ use ron_kernel::http::client::Address;
 use ron_kernel::tls::{ClientTlsSettings, TlsSettings};
 use ron_kernel::units::{Size, Span};
 use ron_kernel::{choice, settings};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -415,10 +415,10 @@ impl GatewaySettings {
         for (key, _) in positive.into_iter().filter(|(_, value)| *value == 0) {
             problems.add(format!("gateway.{key}"), "must be more than 0");
         }
-        let mut keys = HashMap::new();
+        let (mut ids, mut keys) = (HashSet::from(["other"]), HashMap::new());
         for (index, tenant) in self.tenants.iter().enumerate() {
             let at = format!("gateway.tenants[{index}]");
-            if self.tenants[..index].iter().any(|other| other.id == tenant.id) || tenant.id == "other" {
+            if !ids.insert(tenant.id.as_str()) {
                 problems.add(format!("{at}.id"), format!("{:?} is taken", tenant.id));
             }
             if tenant.quantum == 0 {

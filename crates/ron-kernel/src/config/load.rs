@@ -160,7 +160,8 @@ fn insert_variable(root: &mut Node, name: &str, value: &str, problems: &mut Prob
 /// Parses the file as far as it goes; every syntax error is a problem of its own.
 fn parse(text: &str, problems: &mut Problems) -> Node {
     let (table, errors) = DeTable::parse_recoverable(text);
-    let line_of = |offset: usize| text[..offset.min(text.len())].matches('\n').count() + 1;
+    let ends: Vec<usize> = text.match_indices('\n').map(|(at, _)| at).collect();
+    let line_of = |offset: usize| ends.partition_point(|end| *end < offset) + 1;
     for error in errors {
         let line = line_of(error.span().map_or(0, |span| span.start));
         let message = format!("is no valid TOML: {}", error.message());

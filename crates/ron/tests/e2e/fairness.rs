@@ -1,7 +1,7 @@
 //! Who gets in when not everyone can.
 
 use crate::config;
-use ron_testkit::{Answer, Client, Node, Origin, Script, get, request};
+use ron_testkit::{Answer, Client, Node, Origin, Script, api_key, get, request};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -95,6 +95,18 @@ fn keys_are_checked_and_routes_say_whether_they_must_be_there() {
     assert_eq!(ask(&node, "nobody").reason(), "token_invalid");
     assert_eq!(get(&node.gateway(), "/open").status, 200);
     assert!(!node.log().contains("Bearer a"));
+}
+
+#[test]
+fn ten_thousand_tenants_are_read_in_a_moment() {
+    let origin = Origin::start(|_| Script::Body(b"hi".to_vec()));
+    let tenant =
+        |n: u32| format!("[[gateway.tenants]]\nid = \"{n}\"\nkeys = [\"{}\"]\n", api_key(&n.to_string()));
+    let rest = (0..10_000).map(tenant).collect::<String>() + "[gateway.auth]\nmode = \"api_key\"\n";
+    let begun = Instant::now();
+    let node = Node::start(&["gateway"], &config(&origin.url(), "", &rest));
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    assert_eq!((ask(&node, "9999").status, ask(&node, "10000").status), (200, 401));
 }
 
 #[test]
