@@ -406,6 +406,7 @@ impl GatewaySettings {
         let fair = &self.fair_queue;
         let positive = [
             ("fair_queue.quantum_bytes", fair.quantum_bytes.0),
+            ("fair_queue.request_cost_bytes", fair.request_cost_bytes.0),
             ("fair_queue.work_capacity", fair.work_capacity as u64),
             ("fair_queue.sched_capacity", fair.sched_capacity as u64),
             ("fair_queue.weights.anon", fair.weights.anon),

@@ -88,7 +88,7 @@ pub struct Popped<J> {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct FairQueue<J> {
     shape: Shape,
     lanes: Vec<Lane<J>>,
@@ -134,7 +134,7 @@ impl PartialEq for Load {
 
 impl Eq for Load {}
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Held {
     queued: usize,
     quantum: u64,
@@ -232,7 +232,8 @@ impl<J> FairQueue<J> {
         self.next_number += 1;
         self.queued += 1;
         self.hold(entry.tenant, Some(entry.quantum), |queued| queued + 1);
-        let queued = class::Queued { number, cost: entry.cost, deadline: entry.deadline, job: entry.job };
+        let queued =
+            class::Queued { number, cost: entry.cost.max(1), deadline: entry.deadline, job: entry.job };
         self.lanes[entry.lane].enqueue(&self.shape, entry.tenant, entry.quantum, queued);
         number
     }
@@ -307,9 +308,10 @@ impl<J> FairQueue<J> {
         Some(Popped { tenant, expired: queued.deadline <= now, cost: queued.cost, job: queued.job })
     }
 
-    /// A job that ran is done: what it really cost replaces what it was charged.
+    /// A job that ran is done: what it really cost replaces what it was charged. Something it must cost, or one whose
+    /// jobs all came to nothing could hold up everybody else for good.
     pub fn finish(&mut self, lane: usize, tenant: Tenant, estimate: u64, actual: u64) {
-        self.on_lane(lane, |lane, shape| lane.finish(shape, tenant, estimate, actual));
+        self.on_lane(lane, |lane, shape| lane.finish(shape, tenant, estimate, actual.max(1)));
     }
 
     /// Does something to a lane and keeps the sum of tokens in step.
@@ -326,6 +328,18 @@ impl<J> FairQueue<J> {
     /// How long a newcomer would wait behind its tenant's jobs at the lane's drain rate; `None` if nobody knows.
     pub fn wait(&self, lane: usize, tenant: Tenant, quantum: u64) -> Option<Duration> {
         self.lanes.get(lane)?.wait(&self.shape, tenant, quantum)
+    }
+}
+
+impl<J: Copy + Into<i64>> FairQueue<J> {
+    /// All that what happens next depends on, without names that only ever grow: two queues of the same print
+    /// behave alike. For the state models, which must know where they have been.
+    pub fn print(&self) -> Vec<i64> {
+        let mut print = Vec::new();
+        for lane in &self.lanes {
+            lane.print(&self.shape, &mut print);
+        }
+        print
     }
 }
 
@@ -356,4 +370,5 @@ fn step(count: usize) {
 }
 
 #[cfg(test)]
+#[path = "fair_queue/tests.rs"]
 mod tests;

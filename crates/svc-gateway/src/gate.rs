@@ -122,7 +122,8 @@ struct Leave {
     gate: Arc<Gate>,
     permits: Option<(Permit, Permit)>,
     charge: Option<Charge>,
-    /// What it has really cost so far: nothing, until it runs.
+    /// What it has really cost so far; what it was charged, as long as nobody knows better. That goes for one whose
+    /// client has left too: a turn is a turn, and whoever gives up all of its own must not hold up the others.
     actual: AtomicU64,
 }
 
@@ -385,7 +386,7 @@ impl Gate {
             }
             let charge = Some(Charge { lane, tenant, charged: cost });
             let leave =
-                Leave { gate: self.clone(), permits: permits.take(), charge, actual: AtomicU64::new(0) };
+                Leave { gate: self.clone(), permits: permits.take(), charge, actual: AtomicU64::new(cost) };
             out.push(Dispatched { to, turn: Turn::Run(leave) });
             return true;
         }
@@ -470,7 +471,7 @@ pub(crate) async fn schedule(gate: Arc<Gate>, sched: Sender<Dispatched>, shutdow
 /// A worker: hands permits over to the requests whose turn it is, until the scheduler is gone and nothing is left.
 pub(crate) async fn work(sched: Arc<Receiver<Dispatched>>) -> TaskResult {
     while let Some(Dispatched { to, turn }) = sched.recv().await {
-        // If the client has left meanwhile, the turn comes back and is dropped: nothing ran, nothing is owed.
+        // If the client has left meanwhile, the turn comes back and is dropped: its permits are free again.
         drop(to.send(turn));
     }
     Ok(())
@@ -547,7 +548,7 @@ mod tests {
         // The client leaves with its turn in hand.
         waits.remove(0);
         assert_eq!((upstream.used(), gate.inflight.used(), woken()), (0, 0, true));
-        assert_eq!(gate.queue.lock().tokens(), [0, 5000, 0], "nothing ran, nothing is owed");
+        assert_eq!(gate.queue.lock().tokens(), [0, 4900, 0], "a turn is paid for");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Instant;
 /// Idle tenants that are remembered; past that the longest idle is forgotten early, with what it owes.
 const IDLE_MAX: usize = 4096;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Class<J> {
     flows: HashMap<u32, Flow<J>>,
     round: u64,
@@ -30,7 +30,7 @@ pub(super) struct Class<J> {
     pub(super) running: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Flow<J> {
     jobs: VecDeque<Queued<J>>,
     /// What it could spend in the round `paid`.
@@ -42,7 +42,7 @@ struct Flow<J> {
     at: At,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Queued<J> {
     pub(super) number: u64,
     pub(super) cost: u64,
@@ -338,5 +338,34 @@ impl<J> Class<J> {
     #[cfg(test)]
     pub(super) fn known(&self) -> usize {
         self.flows.len()
+    }
+}
+
+impl<J: Copy + Into<i64>> Class<J> {
+    /// See [`super::FairQueue::print`]: in the order of their places, what each tenant has, and its jobs.
+    pub(super) fn print(&self, shape: &Shape, out: &mut Vec<i64>) {
+        let place = |at: At| match at {
+            At::Fresh(place) => (0, place),
+            At::Ready(place) | At::Broke(_, place) => (1, place),
+            At::Idle(_) => (2, 0),
+        };
+        let mut flows: Vec<_> = self.flows.iter().collect();
+        flows.sort_by_key(|(id, flow)| (place(flow.at), **id));
+        for (id, flow) in flows {
+            let turn = turn_bytes(shape, flow.quantum);
+            let kind = place(flow.at).0;
+            let paid = flow.paid == self.round;
+            let rounds = i64::try_from(self.round - flow.paid).unwrap_or(i64::MAX);
+            let deficit = match kind {
+                2 if paid => flow.deficit,
+                2 => flow.deficit.saturating_add(turn.saturating_mul(rounds - 1)).min(0),
+                _ => flow.deficit.saturating_add(turn.saturating_mul(rounds)),
+            };
+            if kind < 2 || paid || flow.running > 0 || deficit < 0 {
+                let running = i64::try_from(flow.running).unwrap_or(i64::MAX);
+                out.extend([-2, i64::from(*id), kind, i64::from(paid), deficit, running]);
+                out.extend(flow.jobs.iter().flat_map(|queued| [signed(queued.cost), queued.job.into()]));
+            }
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// The drain rate is measured over windows of at least this length.
 const RATE_WINDOW: Duration = Duration::from_millis(100);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Lane<J> {
     classes: [Class<J>; CLASSES],
     /// What each class may still spend in this round.
@@ -150,6 +150,17 @@ impl<J> Lane<J> {
     }
 }
 
+impl<J: Copy + Into<i64>> Lane<J> {
+    /// See [`super::FairQueue::print`]. The rate is left out: it is about time.
+    pub(super) fn print(&self, shape: &Shape, out: &mut Vec<i64>) {
+        out.extend(self.ring.iter().map(|class| i64::from(*class)));
+        for (class, deficit) in self.classes.iter().zip(self.deficits) {
+            out.extend([-1, deficit]);
+            class.print(shape, out);
+        }
+    }
+}
+
 #[cfg(test)]
 impl<J> Lane<J> {
     /// Tenants remembered, and jobs running.
@@ -160,7 +171,7 @@ impl<J> Lane<J> {
 }
 
 /// How fast a lane drains, in cost per second.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Rate {
     per_second: f64,
     window: Option<(Instant, u64)>,

@@ -246,7 +246,7 @@ impl Naive {
 
     pub(super) fn finish(&mut self, lane: usize, tenant: Tenant, estimate: u64, actual: u64) {
         let state = &mut self.lanes[lane].classes[usize::from(tenant.class)];
-        let more = actual as i64 - estimate as i64;
+        let more = actual.max(1) as i64 - estimate as i64;
         state.running -= 1;
         state.deficit -= more;
         let idle = state.is_idle();
