@@ -1,14 +1,16 @@
 //! Degraded mode: when the queue stays nearly full, writes are shed so that reads go on.
 //!
-//! It takes a while above the upper mark to begin and a while below the lower one to end, so it does not flap.
+//! It takes a while above the upper mark to begin and a while below the lower one to end, so it does not flap. The
+//! latter is short enough for writes to be back within a second of the load's end.
 
 use std::time::{Duration, Instant};
 
 /// Fill of the queue at which trouble begins, and below which it is over.
 const UPPER: f64 = 0.9;
 const LOWER: f64 = 0.5;
-/// How long the fill must stay beyond a mark.
-const HOLD: Duration = Duration::from_secs(1);
+/// How long the fill must stay above the upper mark, and below the lower one.
+const BEGIN: Duration = Duration::from_secs(1);
+const END: Duration = Duration::from_millis(500);
 
 /// Whether writes are shed, as a function of fill and time.
 #[derive(Debug, Default)]
@@ -27,7 +29,7 @@ impl Hysteresis {
             return None;
         }
         let since = *self.since.get_or_insert(now);
-        if now.duration_since(since) < HOLD {
+        if now.duration_since(since) < if self.on { END } else { BEGIN } {
             return None;
         }
         self.since = None;
@@ -41,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_takes_a_second_beyond_a_mark_and_does_not_flap() {
+    fn it_takes_a_while_beyond_a_mark_and_does_not_flap() {
         let start = Instant::now();
         let mut state = Hysteresis::default();
         let mut changes = Vec::new();
@@ -55,8 +57,9 @@ mod tests {
             (2500, 0.6),
             (4000, 0.6),
             (5000, 0.4),
-            (5900, 0.55),
-            (6000, 0.1),
+            (5400, 0.55),
+            (6500, 0.1),
+            (6900, 0.4),
             (7000, 0.0),
             (9000, 0.0),
         ];
