@@ -311,6 +311,7 @@ where
     loop {
         set(&row, |status| status.state = "running");
         let outcome = Guarded::new(row.kind, make(), Some(row.clone())).await;
+        let died = !matches!(outcome, Ok(Ok(())));
         let exit = match outcome {
             Ok(Ok(())) => "returned".to_owned(),
             Ok(Err(error)) => format!("error: {error}"),
@@ -319,13 +320,26 @@ where
                 format!("panic: {panic}")
             }
         };
-        if service.shutdown().phase() != Phase::Running {
-            service.tasks().canceled(row.kind);
-            set(&row, |status| (status.state, status.last_exit) = ("stopped", Some(exit.clone())));
-            return;
-        }
         let now = Instant::now();
         failures.retain(|at| now.duration_since(*at) < WINDOW);
+        match service.shutdown().phase() {
+            Phase::Running => {}
+            // Queues still drain: whoever dies meanwhile is needed again, and at once.
+            Phase::Draining if died && failures.len() < RESTARTS_MAX => {
+                failures.push_back(now);
+                service.tasks().inner.restarts.inc();
+                set(&row, |status| {
+                    status.restarts += 1;
+                    status.last_exit = Some(exit);
+                });
+                continue;
+            }
+            _ => {
+                service.tasks().canceled(row.kind);
+                set(&row, |status| (status.state, status.last_exit) = ("stopped", Some(exit.clone())));
+                return;
+            }
+        }
         if failures.len() >= RESTARTS_MAX {
             set(&row, |status| (status.state, status.last_exit) = ("failed", Some(exit.clone())));
             service.fail_closed(format!(
@@ -346,31 +360,24 @@ where
             ?delay,
             "task restarts"
         );
-        if !rest(&service, &row, exit, delay).await {
-            return;
-        }
+        rest(&service, &row, exit, delay).await;
     }
 }
 
-/// Waits out the backoff, saying meanwhile that the task is missing; false if shutdown came first.
-async fn rest(service: &Service, row: &Row, exit: String, delay: Duration) -> bool {
+/// Waits out the backoff, saying meanwhile that the task is missing. A drain ends it: the task may be needed for it.
+async fn rest(service: &Service, row: &Row, exit: String, delay: Duration) {
     set(row, |status| {
         (status.state, status.last_exit) = ("backoff", Some(exit));
         status.restarts += 1;
     });
     service.tasks().inner.restarts.inc();
     service.lose(row.kind, Severity::WritesShed);
-    let resumed = tokio::select! {
+    tokio::select! {
         biased;
-        () = service.shutdown().draining() => false,
-        () = tokio::time::sleep(delay) => true,
-    };
-    service.restore(row.kind);
-    if !resumed {
-        service.tasks().canceled(row.kind);
-        set(row, |status| status.state = "stopped");
+        () = service.shutdown().draining() => {}
+        () = tokio::time::sleep(delay) => {}
     }
-    resumed
+    service.restore(row.kind);
 }
 
 fn set(row: &Row, change: impl FnOnce(&mut Status)) {
