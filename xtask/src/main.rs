@@ -1,6 +1,7 @@
 //! Developer commands: `cargo xtask test` is the one that everything else rests on.
 #![expect(clippy::print_stdout, reason = "a command line tool prints")]
 
+mod bench;
 mod dist;
 mod fuzz;
 mod run;
@@ -14,6 +15,9 @@ cargo xtask test [--without-servers]   every check and test, installing what the
 cargo xtask fix                        format, and apply what clippy can mend
 cargo xtask docs                       write what is generated in docs/
 cargo xtask fuzz [TARGET] [SECONDS]    coverage-guided fuzzing, 60 s a target by default
+cargo xtask bench gateway [--quick] [SCENARIO...]
+                                       beside nginx and HAProxy; figures in target/bench; none named: all of
+                                       h1 h2 tls reject tenants idle latency stream overload
 cargo xtask dist                       a release archive in target/dist";
 
 fn main() -> ExitCode {
@@ -40,6 +44,8 @@ fn main() -> ExitCode {
         ["fuzz"] => fuzz::all(60),
         ["fuzz", target] => fuzz::one(target, 60),
         ["fuzz", target, seconds] => seconds.parse().is_ok_and(|seconds| fuzz::one(target, seconds)),
+        ["bench", ..] if cfg!(debug_assertions) => run::optimised(&args),
+        ["bench", "gateway", ref scenarios @ ..] => bench::gateway(scenarios),
         ["dist"] => dist::build(),
         _ => {
             println!("{HELP}");

@@ -8,7 +8,7 @@ use std::process::Command;
 const FUZZ_SECONDS: u32 = 4;
 
 pub(crate) fn all(without_servers: bool) -> bool {
-    let ready = tools::ensure_programs();
+    let ready = tools::ensure(&tools::FOR_TESTS);
     if !ready && !without_servers {
         println!("install the programs above, or pass --without-servers to test without them");
         return false;

@@ -4,11 +4,21 @@ use crate::run::{status, target};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Programs the tests run, the Debian package of each, and what cannot be tested without it.
-const PROGRAMS: [(&str, &str, &str); 3] = [
+/// A program, the Debian package it is in, and what cannot be done without it.
+type Program = (&'static str, &'static str, &'static str);
+
+pub(crate) const FOR_TESTS: [Program; 3] = [
     ("curl", "curl", "TLS, HTTP/2 and Unix sockets with a client of others"),
     ("openssl", "openssl", "keys and certificates with tools of others"),
     ("python3", "python3-minimal", "bodies compressed by encoders of others"),
+];
+
+pub(crate) const FOR_BENCHES: [Program; 5] = [
+    ("nginx", "nginx", "the origin, and a proxy to compare with"),
+    ("haproxy", "haproxy", "a proxy to compare with"),
+    ("wrk", "wrk", "load over HTTP/1.1"),
+    ("h2load", "nghttp2-client", "load over TLS and HTTP/2"),
+    ("openssl", "openssl", "a certificate"),
 ];
 
 const DENY: &str = "0.20.2";
@@ -18,8 +28,8 @@ fn exists(program: &str) -> bool {
 }
 
 /// Installs missing programs from Debian's packages; false, naming them, if that cannot be done.
-pub(crate) fn ensure_programs() -> bool {
-    let missing: Vec<_> = PROGRAMS.iter().filter(|(program, _, _)| !exists(program)).collect();
+pub(crate) fn ensure(programs: &[Program]) -> bool {
+    let missing: Vec<_> = programs.iter().filter(|(program, _, _)| !exists(program)).collect();
     if missing.is_empty() {
         return true;
     }
@@ -34,8 +44,8 @@ pub(crate) fn ensure_programs() -> bool {
         apt(&[&["install", "-y", "-qq", "--no-install-recommends"], &packages[..]].concat());
     }
     let still: Vec<_> = missing.into_iter().filter(|(program, _, _)| !exists(program)).collect();
-    for (program, package, tests) in &still {
-        println!("missing: {program} (package {package}); not tested without it: {tests}");
+    for (program, package, needed) in &still {
+        println!("missing: {program} (package {package}), needed for {needed}");
     }
     still.is_empty()
 }

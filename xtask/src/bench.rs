@@ -1,0 +1,137 @@
+//! `cargo xtask bench gateway`: ron beside nginx and HAProxy, in one run on one machine.
+//!
+//! The proxy under test has a core of its own; origin and client share the other. Runs of the proxies alternate,
+//! and a figure is the median over the rounds, so that what else the machine does falls on all alike.
+
+mod compare;
+mod idle;
+mod load;
+mod overload;
+mod own;
+mod peers;
+mod plot;
+mod process;
+mod table;
+
+use crate::run::{cargo, target};
+use crate::tools;
+use serde_json::{Map, Value, json};
+use std::path::PathBuf;
+use std::process::Command;
+
+/// What every scenario needs to know.
+pub(crate) struct Bench {
+    binary: PathBuf,
+    /// For files of this run.
+    dir: PathBuf,
+    /// For results.
+    out: PathBuf,
+    rounds: usize,
+    seconds: u32,
+}
+
+/// A scenario prints its table and returns its figures; `None` if it could not be run.
+type Scenario = fn(&Bench) -> Option<Value>;
+
+const SCENARIOS: [(&str, Scenario); 9] = [
+    ("h1", compare::h1),
+    ("h2", compare::h2),
+    ("tls", compare::tls),
+    ("reject", own::reject),
+    ("tenants", own::tenants),
+    ("idle", idle::run),
+    ("latency", compare::latency),
+    ("stream", compare::stream),
+    ("overload", overload::run),
+];
+
+pub(crate) fn gateway(args: &[&str]) -> bool {
+    let quick = args.contains(&"--quick");
+    let named: Vec<&str> = args.iter().copied().filter(|arg| *arg != "--quick").collect();
+    if let Some(unknown) = named.iter().find(|name| !SCENARIOS.iter().any(|known| known.0 == **name)) {
+        let known: Vec<&str> = SCENARIOS.iter().map(|known| known.0).collect();
+        println!("no scenario {unknown:?}; known: {}", known.join(", "));
+        return false;
+    }
+    if !tools::ensure(&tools::FOR_BENCHES) || !cargo(&["build", "--release", "-p", "ron"]) {
+        return false;
+    }
+    // Children inherit all three: a client's core, precedence over what else the machine does, if that is allowed,
+    // and room for ten thousand connections on either side.
+    if !process::pin(std::process::id(), process::CLIENT_CORE) {
+        println!("this needs two cores");
+        return false;
+    }
+    let pid = std::process::id().to_string();
+    let _ = Command::new("renice").args(["-n", "-15", "-p", &pid]).output();
+    for limits in ["65536:65536", "65536:", "16384:"] {
+        let output = Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={limits}")]).output();
+        if output.is_ok_and(|output| output.status.success()) {
+            break;
+        }
+    }
+    let Ok(dir) = tempfile::tempdir() else { return false };
+    let bench = Bench {
+        binary: target().join("release/ron"),
+        dir: dir.path().to_owned(),
+        out: target().join("bench"),
+        rounds: if quick { 3 } else { 5 },
+        seconds: if quick { 1 } else { 3 },
+    };
+    if !peers::prepare(&bench.dir) || std::fs::create_dir_all(&bench.out).is_err() {
+        println!("cannot write to {} and {}", bench.dir.display(), bench.out.display());
+        return false;
+    }
+    let machine = machine(&bench);
+    let mut results = Map::new();
+    let mut good = true;
+    for (name, scenario) in SCENARIOS.iter().filter(|known| named.is_empty() || named.contains(&known.0)) {
+        match scenario(&bench) {
+            Some(result) => {
+                results.insert((*name).to_owned(), result);
+            }
+            None => {
+                println!("{name} could not be measured");
+                good = false;
+            }
+        }
+    }
+    let page =
+        json!({"machine": machine, "rounds": bench.rounds, "seconds": bench.seconds, "scenarios": results});
+    let path = bench.out.join("gateway.json");
+    println!("\n{}", path.display());
+    good && std::fs::write(path, format!("{page:#}\n")).is_ok()
+}
+
+/// Says where this runs and against what.
+fn machine(bench: &Bench) -> Value {
+    let first_line = |program: &str, args: &[&str]| {
+        let output = Command::new(program).args(args).output().ok();
+        let text = output.map(|output| {
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+        });
+        text.and_then(|text| text.lines().next().map(str::to_owned)).unwrap_or_default()
+    };
+    let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let model = model.map_or("unknown", |(_, model)| model);
+    let cores = cpus.lines().filter(|line| line.starts_with("processor")).count();
+    let versions: Vec<String> = vec![
+        first_line(&bench.binary.to_string_lossy(), &["--version"]),
+        first_line("nginx", &["-v"]),
+        first_line("haproxy", &["-v"]),
+        first_line("wrk", &["-v"]),
+        first_line("h2load", &["--version"]),
+    ];
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().unwrap_or("?");
+    println!(
+        "\n{cores} cores, {model}, {}; load average {load} before the run",
+        first_line("uname", &["-sr"])
+    );
+    for version in &versions {
+        println!("{version}");
+    }
+    println!("proxy on core {}, origin and client on core {}", process::PROXY_CORE, process::CLIENT_CORE);
+    json!({"cores": cores, "cpu": model, "versions": versions, "load_average": load})
+}

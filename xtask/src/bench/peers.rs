@@ -1,0 +1,173 @@
+//! The origin and the proxies in front of it.
+
+use super::process::{CLIENT_CORE, PROXY_CORE, pin};
+use ron_testkit::{Node, api_key};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The key of the tenant whose requests pass.
+pub(crate) const KEY: &str = "bench";
+/// A rate that no load reaches.
+const HIGH: u64 = 100_000_000;
+
+/// Something that answers requests.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) name: &'static str,
+    pub(crate) pid: u32,
+    pub(crate) http: String,
+    pub(crate) https: String,
+    _running: Running,
+}
+
+/// Ends with its owner.
+#[derive(Debug)]
+enum Running {
+    Node { _node: Box<Node> },
+    Child(Child),
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Running::Child(child) = self {
+            // SIGTERM, so that a master takes its workers along.
+            let _ = Command::new("kill").arg(child.id().to_string()).status();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Files for nginx and HAProxy, and the certificate that all three show.
+pub(crate) fn prepare(dir: &Path) -> bool {
+    let (cert, key, both) = (dir.join("cert.pem"), dir.join("key.pem"), dir.join("both.pem"));
+    let mut command = Command::new("openssl");
+    command.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]);
+    command.args(["-subj", "/CN=localhost", "-days", "30", "-keyout"]).arg(&key).arg("-out").arg(&cert);
+    let made = command.output().is_ok_and(|output| output.status.success());
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
+    made && std::fs::write(both, read(&cert) + &read(&key)).is_ok()
+        && std::fs::write(dir.join("big"), vec![b'x'; 10 << 20]).is_ok()
+}
+
+/// nginx with 1 KiB at `/small` and 10 MiB at `/big`.
+pub(crate) fn origin(dir: &Path) -> Option<Server> {
+    let http = free_address();
+    let server = format!(
+        "root {};\nlisten {http} backlog=4096;\nlocation = /small {{ return 200 \"{}\"; }}",
+        dir.display(),
+        "x".repeat(1024)
+    );
+    nginx("origin", dir, CLIENT_CORE, &server, "", http, String::new())
+}
+
+pub(crate) fn nginx_proxy(dir: &Path, origin: &Server) -> Option<Server> {
+    let (http, https) = (free_address(), free_address());
+    let server = format!(
+        "listen {http} backlog=4096;\nlisten {https} ssl http2 backlog=4096;\n\
+         ssl_certificate {0}/cert.pem;\nssl_certificate_key {0}/key.pem;\nssl_protocols TLSv1.3;\n\
+         location / {{ proxy_pass http://origin; proxy_http_version 1.1; proxy_set_header Connection \"\"; \
+         proxy_max_temp_file_size 0; }}",
+        dir.display()
+    );
+    let upstream = format!(
+        "upstream origin {{ server {}; keepalive 256; keepalive_requests 1000000000; keepalive_timeout 1h; }}",
+        origin.http
+    );
+    nginx("nginx", dir, PROXY_CORE, &server, &upstream, http, https)
+}
+
+fn nginx(
+    name: &'static str,
+    dir: &Path,
+    core: &str,
+    server: &str,
+    upstream: &str,
+    http: String,
+    https: String,
+) -> Option<Server> {
+    let own = dir.join(name);
+    std::fs::create_dir_all(&own).ok()?;
+    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .iter()
+        .map(|kind| format!("{kind}_temp_path {}/{kind};\n", own.display()))
+        .collect();
+    let config = format!(
+        "daemon off;\nuser root;\nworker_processes 1;\npid {0}/pid;\n\
+         error_log {0}/error.log crit;\nevents {{ worker_connections 12000; }}\n\
+         http {{\naccess_log off;\nsendfile on;\ntcp_nopush on;\nkeepalive_timeout 1h;\n\
+         keepalive_requests 1000000000;\n{temporary}{upstream}\nserver {{\n{server}\n}}\n}}\n",
+        own.display()
+    );
+    std::fs::write(own.join("nginx.conf"), config).ok()?;
+    let mut command = Command::new("taskset");
+    command.args(["-c", core, "nginx", "-e"]).arg(own.join("error.log")).arg("-p").arg(&own);
+    command.arg("-c").arg(own.join("nginx.conf"));
+    started(name, command, http, https)
+}
+
+pub(crate) fn haproxy(dir: &Path, origin: &Server) -> Option<Server> {
+    let (http, https) = (free_address(), free_address());
+    let config = format!(
+        "global\n  nbthread 1\n  maxconn 2000\ndefaults\n  mode http\n  timeout client 1h\n  timeout server 1h\n\
+         \x20 timeout connect 5s\n  option http-keep-alive\n  http-reuse always\nfrontend front\n  bind {http}\n\
+         \x20 bind {https} ssl crt {}/both.pem alpn h2,http/1.1 ssl-min-ver TLSv1.3\n  default_backend back\n\
+         backend back\n  server origin {}\n",
+        dir.display(),
+        origin.http
+    );
+    let path = dir.join("haproxy.cfg");
+    std::fs::write(&path, config).ok()?;
+    let mut command = Command::new("taskset");
+    command.args(["-c", PROXY_CORE, "haproxy", "-db", "-f"]).arg(path);
+    started("haproxy", command, http, https)
+}
+
+/// ron with every protection on: quotas, tenants, the fair queue, deadlines.
+pub(crate) fn ron(binary: &Path, dir: &Path, origin: &str, tenants: &str) -> Server {
+    let config = format!(
+        "[node]\nworker_threads = 1\n[admin]\nlisten = \"127.0.0.1:0\"\n\
+         [gateway]\nlisten = \"127.0.0.1:0\"\nmax_conns = 20000\nmax_conns_per_ip = 20000\nidle_timeout = \"1h\"\n\
+         [gateway.tls]\ncert = \"{0}/cert.pem\"\nkey = \"{0}/key.pem\"\n\
+         [gateway.quotas]\nglobal_rps = {HIGH}\nper_ip_rps = {HIGH}\n[gateway.auth]\nmode = \"api_key\"\n\
+         [[gateway.upstreams]]\nname = \"o\"\nservers = [\"http://{origin}\"]\n\
+         [[gateway.routes]]\npath = \"/*\"\nupstream = \"o\"\nauth = \"required\"\n{tenants}",
+        dir.display()
+    );
+    let node = Node::start_binary(binary, &["gateway"], &config);
+    pin(node.pid(), PROXY_CORE);
+    Server {
+        name: "ron",
+        pid: node.pid(),
+        http: node.gateway(),
+        https: node.address("gateway", "https"),
+        _running: Running::Node { _node: Box::new(node) },
+    }
+}
+
+/// A tenant with a rate of its own; the highest if none is given.
+pub(crate) fn tenant(key: &str, rps: Option<u64>) -> String {
+    let rps = rps.unwrap_or(HIGH);
+    format!("[[gateway.tenants]]\nid = \"{key}\"\nrps = {rps}\nkeys = [\"{}\"]\n", api_key(key))
+}
+
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("a bound socket has an address").to_string()
+}
+
+/// Starts a server and waits until it accepts.
+fn started(name: &'static str, mut command: Command, http: String, https: String) -> Option<Server> {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
+    let server = Server { name, pid: child.id(), http, https, _running: Running::Child(child) };
+    let begun = Instant::now();
+    while TcpStream::connect(&server.http).is_err() {
+        if begun.elapsed() > Duration::from_secs(10) {
+            println!("{name} does not listen");
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Some(server)
+}
