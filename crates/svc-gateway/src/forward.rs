@@ -7,12 +7,10 @@ use http::header::{
 };
 use http::request::Parts;
 use http::{Method, Request, StatusCode, Uri, Version};
-use ron_kernel::admission::deadline::{Budget, GRPC_TIMEOUT, REQUEST_TIMEOUT, request_timeout_value};
+use ron_kernel::admission::deadline::{Budget, GRPC_TIMEOUT, REQUEST_TIMEOUT};
 use ron_kernel::http::client::{Outgoing, retain};
 use ron_kernel::http::{Body, ConnInfo};
 use ron_kernel::problem::{CorrId, X_CORR_ID};
-use std::fmt::Write as _;
-use std::net::IpAddr;
 use std::time::Instant;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -95,7 +93,6 @@ pub(crate) fn host_name(text: &str) -> String {
 pub(crate) struct Forward<'a> {
     pub(crate) request: &'a Parts,
     pub(crate) conn: &'a ConnInfo,
-    pub(crate) client: Option<IpAddr>,
     /// The peer is a trusted proxy, so what it says of earlier hops stays.
     pub(crate) trusted: bool,
     pub(crate) corr: &'a CorrId,
@@ -208,16 +205,19 @@ impl Forward<'_> {
         put_list(out, headers, &VIA, &[via]);
         out.put(&X_CORR_ID, &[self.corr.value().as_bytes()]);
         let remaining = self.budget.remaining(Instant::now());
-        out.put(&REQUEST_TIMEOUT, &[request_timeout_value(remaining).as_bytes()]);
+        // At most eight digits, as gRPC has it: more than a day.
+        let millis = u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX).min(99_999_999);
+        let mut digits = [0; 20];
+        out.put(&REQUEST_TIMEOUT, &[decimal(millis, &mut digits), b"ms"]);
         if headers.contains_key(&GRPC_TIMEOUT) {
-            out.put(&GRPC_TIMEOUT, &[format!("{}m", remaining.as_millis().min(99_999_999)).as_bytes()]);
+            out.put(&GRPC_TIMEOUT, &[decimal(millis, &mut digits), b"m"]);
         }
         if let Some(hops) = max_forwards(&self.request.method, headers) {
-            out.put(&MAX_FORWARDS, &[hops.saturating_sub(1).to_string().as_bytes()]);
+            out.put(&MAX_FORWARDS, &[decimal(hops.saturating_sub(1), &mut digits)]);
         }
         let has_body = [Method::POST, Method::PUT, Method::PATCH].contains(&self.request.method);
         if let Some(length) = self.body_len.filter(|length| has_body || *length > 0) {
-            out.put(&CONTENT_LENGTH, &[length.to_string().as_bytes()]);
+            out.put(&CONTENT_LENGTH, &[decimal(length, &mut digits)]);
         }
     }
 
@@ -226,18 +226,13 @@ impl Forward<'_> {
         let none = HeaderMap::new();
         let earlier = if self.trusted { &self.request.headers } else { &none };
         let proto: &[u8] = if self.conn.secure { b"https" } else { b"http" };
-        let (mut text, host) = (String::new(), self.host());
-        let [open, close]: [&[u8]; 2] = match self.conn.peer.ip().or(self.client) {
-            Some(ip) => {
-                let _infallible = write!(text, "{ip}");
-                if ip.is_ipv6() { [b"for=\"[", b"]\";proto="] } else { [b"for=", b";proto="] }
-            }
-            None => {
-                text.push_str("unknown");
-                [b"for=", b";proto="]
-            }
+        let host = self.host();
+        let address: &[u8] =
+            if self.conn.address.is_empty() { b"unknown" } else { self.conn.address.as_bytes() };
+        let [open, close]: [&[u8]; 2] = match self.conn.peer.ip() {
+            Some(ip) if ip.is_ipv6() => [b"for=\"[", b"]\";proto="],
+            _ => [b"for=", b";proto="],
         };
-        let address = text.as_bytes();
         put_list(out, earlier, &FORWARDED, &[open, address, close, proto, b";host=\"", host, b"\""]);
         put_list(out, earlier, &X_FORWARDED_FOR, &[address]);
         let said = |name: &HeaderName| earlier.get(name).map(HeaderValue::as_bytes);
@@ -267,6 +262,19 @@ impl Fields for HeaderMap {
     fn put(&mut self, name: &HeaderName, pieces: &[&[u8]]) {
         if let Ok(value) = HeaderValue::from_bytes(&pieces.concat()) {
             self.append(name, value);
+        }
+    }
+}
+
+/// A number in decimal, without an allocation.
+fn decimal(mut number: u64, out: &mut [u8; 20]) -> &[u8] {
+    let mut at = out.len();
+    loop {
+        at -= 1;
+        out[at] = b'0' + u8::try_from(number % 10).expect("a digit");
+        number /= 10;
+        if number == 0 {
+            return &out[at..];
         }
     }
 }
@@ -354,13 +362,12 @@ mod tests {
         for (name, value) in fields {
             request = request.header(*name, *value);
         }
-        let conn = ConnInfo { peer: Peer::Tcp("192.0.2.1:99".parse().unwrap()), secure: true, interim: None };
+        let conn = ConnInfo::new(Peer::Tcp("192.0.2.1:99".parse().unwrap()), true);
         let request = request.body(Body::default()).unwrap();
         let (corr, upgrade) = (CorrId::new(), upgrade_of(&request));
         let forward = Forward {
             request: &request.into_parts().0,
             conn: &conn,
-            client: None,
             trusted,
             corr: &corr,
             budget: Budget { until: Instant::now() + std::time::Duration::from_secs(2), client: None },

@@ -284,8 +284,8 @@ impl Proxy {
         if request.body().exact_len() != Some(0) {
             request = request.map(|body| Body::stream(Accounted::new(body, account.clone())));
         }
-        let Plan { client, trusted, .. } = plan;
-        let passing = Passing { client, trusted, budget, pass, request_cost, upgrade, account };
+        let trusted = plan.trusted;
+        let passing = Passing { trusted, budget, pass, request_cost, upgrade, account };
         self.forward(request, conn, corr, snapshot, index, passing).await
     }
 
@@ -341,7 +341,6 @@ impl Proxy {
         let head = Forward {
             request: &parts,
             conn,
-            client: passing.client,
             trusted: passing.trusted,
             corr,
             budget: passing.budget,
@@ -425,9 +424,11 @@ impl Proxy {
             watched.good = Some(!failed);
             drop(watched);
             let may_repeat = again && repeatable && (body.is_some() || head.body_len == Some(0));
+            if !may_repeat || attempt >= upstream.retry.tries {
+                return outcome.map_err(|failure| refusal(failure, &route.upstream));
+            }
             let delay = backoff(upstream.retry.base.0, upstream.retry.cap.0, attempt);
-            let fits = budget.remaining(Instant::now()) > delay;
-            if !may_repeat || attempt >= upstream.retry.tries || !fits || !upstream.spend_retry() {
+            if budget.remaining(Instant::now()) <= delay || !upstream.spend_retry() {
                 return outcome.map_err(|failure| refusal(failure, &route.upstream));
             }
             drop(outcome);
@@ -447,7 +448,6 @@ fn backoff(base: Duration, cap: Duration, attempt: u64) -> Duration {
 
 /// What goes along with a request once it is admitted.
 struct Passing {
-    client: Option<IpAddr>,
     trusted: bool,
     budget: Budget,
     pass: Pass,

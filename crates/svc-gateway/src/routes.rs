@@ -100,11 +100,17 @@ impl Routes {
         METHODS.contains(&method.as_str()) || (self.named.contains(method) && method != Method::CONNECT)
     }
 
+    /// Whether the host of a request matters at all.
+    pub fn name_hosts(&self) -> bool {
+        self.hosts.keys().any(|host| !host.is_empty())
+    }
+
     /// The route of a request. `host` is without its port and in lower case.
     pub fn find(&self, host: &str, path: &str, method: &Method) -> Found {
         let wildcard = host.find('.').map(|dot| &host[dot..]);
+        let host = Some(host).filter(|host| !host.is_empty());
         let mut best = if self.hosts.is_empty() { Found::Nothing } else { Found::Host };
-        for name in [Some(host), wildcard, Some("")].into_iter().flatten() {
+        for name in [host, wildcard, Some("")].into_iter().flatten() {
             let Some(paths) = self.hosts.get(name) else { continue };
             if best == Found::Host {
                 best = Found::Nothing;

@@ -53,12 +53,6 @@ impl Budget {
     }
 }
 
-/// What a downstream call is told of the time that remains.
-pub fn request_timeout_value(remaining: Duration) -> HeaderValue {
-    let millis = remaining.as_millis();
-    HeaderValue::try_from(format!("{millis}ms")).expect("digits and letters are a valid header value")
-}
-
 /// `2` (seconds), `2s` or `1500ms`.
 fn parse_request_timeout(value: &HeaderValue) -> Option<Duration> {
     let text = value.as_bytes();

@@ -117,8 +117,17 @@ pub struct ConnInfo {
     pub peer: Peer,
     /// The connection is encrypted.
     pub secure: bool,
+    /// The peer's address as text, written once for all requests; empty over a Unix socket.
+    pub address: Box<str>,
     /// Where interim answers go; HTTP/1.1 only.
     pub interim: Option<Arc<Interim>>,
+}
+
+impl ConnInfo {
+    pub fn new(peer: Peer, secure: bool) -> ConnInfo {
+        let address = peer.ip().map_or_else(Box::default, |ip| ip.to_string().into_boxed_str());
+        ConnInfo { peer, secure, address, interim: None }
+    }
 }
 
 #[derive(Debug)]
@@ -328,7 +337,7 @@ async fn connection<H: Handler>(
     peer: Peer,
     tls: Option<Arc<TlsServer>>,
 ) {
-    let mut info = ConnInfo { peer, secure: tls.is_some(), interim: None };
+    let mut info = ConnInfo::new(peer, tls.is_some());
     let state = entry.state.clone();
     let limits = server.limits().clone();
     let prepared = async {
@@ -336,7 +345,7 @@ async fn connection<H: Handler>(
             && peer.ip().is_some_and(|ip| limits.trusted_proxies.trusts(ip))
             && let Some(client) = read_proxy_header(&mut io).await?
         {
-            info.peer = Peer::Tcp(client);
+            info = ConnInfo::new(Peer::Tcp(client), info.secure);
         }
         let Some(tls) = tls else { return Ok((io, false)) };
         let stream = tls.accept(io).await?;
@@ -410,7 +419,7 @@ async fn read_proxy_header(io: &mut Io) -> std::io::Result<Option<SocketAddr>> {
 }
 
 /// The current date as HTTP writes it, made once a second and thread.
-pub(crate) fn date_now() -> String {
+pub(crate) fn with_date<T>(then: impl FnOnce(&str) -> T) -> T {
     thread_local! {
         static DATE: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
     }
@@ -420,7 +429,7 @@ pub(crate) fn date_now() -> String {
             *second = now;
             *text = http_date(now);
         }
-        text.clone()
+        then(text)
     })
 }
 

@@ -63,7 +63,6 @@ pub(super) struct Sender {
 pub(super) struct Plan<'a> {
     pub(super) index: usize,
     pub(super) route: &'a RouteSettings,
-    pub(super) client: Option<IpAddr>,
     /// The peer is a trusted proxy.
     pub(super) trusted: bool,
     /// Largest body.
@@ -158,7 +157,7 @@ impl Snapshot {
         let timeout = route.timeout.unwrap_or(settings.request_timeout).0;
         let budget = Budget::of(headers, timeout, asked.begun, unix_millis)
             .map_err(|bad| Rejection::new(Reason::Malformed, format!("{} cannot be read", bad.0)))?;
-        if budget.is_over(Instant::now()) {
+        if budget.is_over(asked.begun) {
             return Err(Rejection::new(Reason::Deadline, "the deadline had passed when the request came"));
         }
         if asked.degraded && !request.method().is_safe() {
@@ -176,7 +175,7 @@ impl Snapshot {
             quota(Quota::Tenant(caller.tenant.id), rate)?;
         }
         let request_cost = settings.fair_queue.request_cost_bytes.0 + asked.body_len.unwrap_or(cap / 4);
-        Ok(Plan { index, route, client, trusted, cap, codings, budget, caller, request_cost })
+        Ok(Plan { index, route, trusted, cap, codings, budget, caller, request_cost })
     }
 
     fn route(&self, request: &Request<Body>) -> Result<usize, Rejection> {
@@ -196,7 +195,8 @@ impl Snapshot {
         if has_dot_segment(path) {
             return Err(Rejection::new(Reason::Malformed, "the path holds a dot segment"));
         }
-        match self.routes.find(&host_of(request), &plain, request.method()) {
+        let host = if self.routes.name_hosts() { host_of(request) } else { String::new() };
+        match self.routes.find(&host, &plain, request.method()) {
             Found::Route(index) => Ok(index),
             Found::Method(allowed) => {
                 let list: Vec<&str> = allowed.iter().map(Method::as_str).collect();

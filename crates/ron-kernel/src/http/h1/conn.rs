@@ -38,6 +38,8 @@ const COALESCE: usize = 16 << 10;
 /// What is read and thrown away after a refusal, so that the client can read the answer.
 const LINGER_BYTES: usize = 256 << 10;
 const LINGER_TIME: Duration = Duration::from_secs(1);
+/// Room for a response head of the usual size.
+const HEAD_ROOM: usize = 768;
 const TURN_AWAY_TIME: Duration = Duration::from_millis(50);
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -677,6 +679,14 @@ struct Plan {
 }
 
 impl Plan {
+    /// The length of a body that goes into the head's buffer.
+    fn short_len(self) -> usize {
+        match self.framing {
+            Framing::Length(length) if length <= COALESCE as u64 => usize::try_from(length).unwrap_or(0),
+            _ => 0,
+        }
+    }
+
     fn of(asked: &Asked, response: &Response<Body>, body: &Body) -> Plan {
         let status = response.status();
         let never = status.is_informational() || matches!(status.as_u16(), 204 | 304);
@@ -698,7 +708,7 @@ impl Plan {
 }
 
 fn encode_head(out: &mut BytesMut, asked: &Asked, response: &Response<Body>, plan: Plan, keep: bool) {
-    out.reserve(512);
+    out.reserve(HEAD_ROOM + plan.short_len());
     out.extend_from_slice(b"HTTP/1.1 ");
     out.extend_from_slice(response.status().as_str().as_bytes());
     out.extend_from_slice(b" ");
@@ -711,7 +721,7 @@ fn encode_head(out: &mut BytesMut, asked: &Asked, response: &Response<Body>, pla
         }
     }
     if !response.headers().contains_key(DATE) {
-        push_field(out, "date", crate::http::serve::date_now().as_bytes());
+        crate::http::serve::with_date(|date| push_field(out, "date", date.as_bytes()));
     }
     if plan.state_length {
         match plan.framing {

@@ -217,7 +217,8 @@ fn malformed(error: httparse::Error) -> HeadError {
 
 /// The fields as a map whose values share the head's memory.
 fn header_map(head: &Bytes, parsed: &[httparse::Header<'_>]) -> Result<HeaderMap, HeadError> {
-    let mut headers = HeaderMap::with_capacity(parsed.len());
+    // Room for what a proxy adds, so that the map is not laid out anew for it.
+    let mut headers = HeaderMap::with_capacity(parsed.len() + 4);
     for field in parsed {
         let name = HeaderName::from_bytes(field.name.as_bytes())
             .map_err(|_bad| HeadError::Malformed("a field name is malformed"))?;
