@@ -18,7 +18,7 @@ use ron_kernel::problem::{CorrId, push_json};
 use ron_kernel::shutdown::{Phase, Shutdown};
 use ron_kernel::sync::Limits;
 use ron_kernel::task::TaskResult;
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -30,6 +30,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const CAPACITY: usize = 4096;
 /// Lines written at one go.
 const BATCH: usize = 512;
+/// How long the writer lets lines gather before it looks again.
+const GATHER: Duration = Duration::from_millis(5);
 /// How often, during a drain, the writer looks whether more can come.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -155,23 +157,23 @@ async fn write(service: Service, log: Arc<AccessLog>, receiver: Arc<Receiver<Rec
         let sink = log.sink.load_full();
         let rest = std::iter::from_fn(|| receiver.try_recv()).take(BATCH - 1);
         let records = std::iter::once(first).chain(rest);
-        let Some(file) = sink.file.clone() else {
-            records.for_each(|record| record.line().trace());
-            continue;
-        };
-        let mut text = String::with_capacity(16 << 10);
-        for record in records {
-            record.line().write(sink.format, &mut text);
-        }
-        let written = tokio::task::spawn_blocking(move || (&*file).write_all(text.as_bytes())).await?;
-        match written {
-            Ok(()) => failing = false,
-            // Once, not per line: the log that is told may lie on the same disk.
-            Err(error) if !failing => {
+        if let Some(file) = sink.file.clone() {
+            let mut text = String::with_capacity(16 << 10);
+            records.for_each(|record| record.line().write(sink.format, &mut text));
+            let written = tokio::task::spawn_blocking(move || (&*file).write_all(text.as_bytes())).await?;
+            if let Err(error) = &written
+                && !failing
+            {
+                // Once, not per line: the log that is told may lie on the same disk.
                 tracing::error!(%error, "the access log cannot be written");
-                failing = true;
             }
-            Err(_still) => {}
+            failing = written.is_err();
+        } else {
+            records.for_each(|record| record.line().trace());
+        }
+        // A wake-up and a write for each line would cost more than the lines do.
+        if log.sender.depth() < BATCH {
+            tokio::time::sleep(GATHER).await;
         }
     }
 }
@@ -184,12 +186,42 @@ async fn last_look(service: &Service) {
     }
 }
 
-/// A value of a line.
-enum Field {
-    Text(String),
-    /// Numbers and flags, which no format quotes.
-    Plain(String),
-    Unknown,
+/// A line being written, field by field, in either form.
+struct Fields<'a> {
+    out: &'a mut String,
+    json: bool,
+    /// What stands before the next field.
+    before: &'static str,
+}
+
+impl Fields<'_> {
+    fn name(&mut self, name: &str) {
+        self.out.push_str(self.before);
+        self.before = if self.json { "," } else { " " };
+        let _ = if self.json { write!(self.out, "\"{name}\":") } else { write!(self.out, "{name}=") };
+    }
+
+    fn text(&mut self, name: &str, value: Option<&str>) {
+        self.name(name);
+        match value {
+            Some(text) if self.json || !is_plain(text) => push_json(self.out, text),
+            Some(text) => self.out.push_str(text),
+            None => self.out.push_str(if self.json { "null" } else { "-" }),
+        }
+    }
+
+    /// Numbers and flags, which no form quotes.
+    fn plain(&mut self, name: &str, value: impl Display) {
+        self.name(name);
+        let _ = write!(self.out, "{value}");
+    }
+
+    fn millis(&mut self, name: &str, time: Option<Duration>) {
+        match time {
+            Some(time) => self.plain(name, format_args!("{:.3}", time.as_secs_f64() * 1000.0)),
+            None => self.text(name, None),
+        }
+    }
 }
 
 /// A record with everything named.
@@ -235,45 +267,29 @@ impl Line<'_> {
     /// As a line of the file.
     fn write(&self, format: AccessLogFormat, out: &mut String) {
         let record = self.record;
-        let at = timestamp(record.at.duration_since(UNIX_EPOCH).unwrap_or_default());
-        let text = |value: Option<&'_ str>| value.map_or(Field::Unknown, |text| Field::Text(text.to_owned()));
-        let fields = [
-            ("time", Field::Text(at)),
-            ("corr_id", text(Some(record.corr.as_str()))),
-            ("client", text(self.client.as_deref())),
-            ("method", text(self.method)),
-            ("host", text(self.host.as_deref())),
-            ("path", text(self.path)),
-            ("route", text(self.names.route)),
-            ("tenant", text(self.names.tenant)),
-            ("class", text(self.names.class)),
-            ("status", Field::Plain(record.status.to_string())),
-            ("reason", text(self.reason)),
-            ("bytes_in", Field::Plain(record.bytes_in.to_string())),
-            ("bytes_out", Field::Plain(record.bytes_out.to_string())),
-            ("queue_ms", Field::Plain(millis(record.queued))),
-            ("upstream", text(self.names.upstream)),
-            ("upstream_ms", record.upstream.map_or(Field::Unknown, |time| Field::Plain(millis(time)))),
-            ("total_ms", Field::Plain(millis(record.total))),
-            ("protocol", text(self.protocol)),
-            ("tls", Field::Plain(record.secure.to_string())),
-            ("complete", Field::Plain(record.complete.to_string())),
-        ];
         let json = format == AccessLogFormat::Json;
-        for (index, (name, value)) in fields.iter().enumerate() {
-            match (json, index) {
-                (true, 0) => out.push('{'),
-                (true, _) => out.push(','),
-                (false, 0) => {}
-                (false, _) => out.push(' '),
-            }
-            let _ = if json { write!(out, "\"{name}\":") } else { write!(out, "{name}=") };
-            match value {
-                Field::Text(text) if json || !is_plain(text) => push_json(out, text),
-                Field::Text(text) | Field::Plain(text) => out.push_str(text),
-                Field::Unknown => out.push_str(if json { "null" } else { "-" }),
-            }
-        }
+        let mut line = Fields { out, json, before: if json { "{" } else { "" } };
+        let at = timestamp(record.at.duration_since(UNIX_EPOCH).unwrap_or_default());
+        line.text("time", Some(&at));
+        line.text("corr_id", Some(record.corr.as_str()));
+        line.text("client", self.client.as_deref());
+        line.text("method", self.method);
+        line.text("host", self.host.as_deref());
+        line.text("path", self.path);
+        line.text("route", self.names.route);
+        line.text("tenant", self.names.tenant);
+        line.text("class", self.names.class);
+        line.plain("status", record.status);
+        line.text("reason", self.reason);
+        line.plain("bytes_in", record.bytes_in);
+        line.plain("bytes_out", record.bytes_out);
+        line.millis("queue_ms", Some(record.queued));
+        line.text("upstream", self.names.upstream);
+        line.millis("upstream_ms", record.upstream);
+        line.millis("total_ms", Some(record.total));
+        line.text("protocol", self.protocol);
+        line.plain("tls", record.secure);
+        line.plain("complete", record.complete);
         out.push_str(if json { "}\n" } else { "\n" });
     }
 
@@ -304,10 +320,6 @@ impl Line<'_> {
             "access"
         );
     }
-}
-
-fn millis(time: Duration) -> String {
-    format!("{:.3}", time.as_secs_f64() * 1000.0)
 }
 
 /// Whether a text can stand in a line without quotes.
