@@ -3,15 +3,18 @@
 //! A target is a function that must not panic; several also check that two ways of reading agree.
 
 use bytes::BytesMut;
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use ron_kernel::admission::client_ip::TrustedProxies;
 use ron_kernel::admission::deadline::{Budget, DEADLINE, GRPC_TIMEOUT, REQUEST_TIMEOUT};
 use ron_kernel::admission::decode::{Coding, DecodeGuard, DecodeLimits};
 use ron_kernel::config::Setting as _;
+use ron_kernel::http::Body;
 use ron_kernel::http::h1::chunked::{ChunkDecoder, Piece};
 use ron_kernel::http::h1::head::{Framing, HeadLimits, HeadReader};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use svc_gateway::config::{GatewaySettings, RouteSettings};
+use svc_gateway::fair_queue::{Entry, FairQueue, Pushed, Shape, Tenant};
 use svc_gateway::routes::{Found, Routes, plain};
 
 pub type Target = fn(&[u8]);
@@ -30,6 +33,10 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("routes", routes),
     ("config", config),
     ("token", token),
+    ("upstream_head", upstream_head),
+    ("clean_response", clean_response),
+    ("rate_limit", rate_limit),
+    ("fair_queue", fair_queue),
 ];
 
 const LIMITS: HeadLimits = HeadLimits { headers_max: 20, bytes_max: 2048 };
@@ -203,4 +210,161 @@ fn token(data: &[u8]) {
     if let Ok(text) = std::str::from_utf8(data) {
         let _ = ron_kernel::token::inspect(text);
     }
+}
+
+/// Fields of one connection, and what `Connection` names besides, but for what a gateway writes itself.
+fn is_of_the_hop(name: &str, value: &[u8]) -> bool {
+    let hop = ["connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization"];
+    let rest = ["trailer", "upgrade"];
+    hop.contains(&name) || rest.contains(&name) || (name == "te" && value != b"trailers")
+}
+
+/// Whatever head was read from a client, what the upstream gets is one head with one meaning.
+fn upstream_head(data: &[u8]) {
+    let Some((choice, data)) = data.split_first() else { return };
+    let Ok(Some(read)) = HeadReader::default().request(&mut BytesMut::from(data), LIMITS) else { return };
+    if read.method == Method::CONNECT || !read.uri.path().starts_with('/') {
+        return;
+    }
+    let mut request = Request::new(Body::default());
+    (*request.method_mut(), *request.uri_mut()) = (read.method.clone(), read.uri.clone());
+    *request.headers_mut() = read.headers.clone();
+    let body_len = match read.framing {
+        Framing::Length(length) => Some(length),
+        Framing::Chunked | Framing::UntilClose => None,
+    };
+    let peer = if choice & 2 == 0 { "192.0.2.1:9" } else { "[2001:db8::1]:9" };
+    let trusted = choice & 1 == 1;
+    let peer = peer.parse().expect("an address");
+    let mut written = svc_gateway::fuzzing::upstream_head(&request, peer, trusted, body_len);
+    let lines = written.windows(2).filter(|pair| pair == b"\r\n").count();
+    let limits = HeadLimits { headers_max: 100, bytes_max: 16 << 10 };
+    let again = match HeadReader::default().request(&mut written, limits) {
+        Ok(Some(again)) => again,
+        other => panic!("our own parser reads {other:?} from what we wrote of {read:?}"),
+    };
+    assert!(written.is_empty(), "one head, and nothing behind it");
+    assert_eq!(lines, again.headers.len() + 2, "a line a field");
+    assert_eq!((&again.method, again.uri.query()), (&read.method, read.uri.query()));
+    assert_eq!(again.headers.get_all("host").iter().count(), 1);
+    let expected = body_len.map_or(Framing::Chunked, Framing::Length);
+    assert_eq!(again.framing, expected, "{read:?}");
+    for (name, value) in &again.headers {
+        assert!(!is_of_the_hop(name.as_str(), value.as_bytes()), "{name} leaks: {read:?}");
+    }
+    let claimed = |name: &HeaderName| name.as_str().starts_with("x-forwarded-");
+    if !trusted {
+        let ours = ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host"];
+        assert!(again.headers.keys().filter(|name| claimed(name)).all(|name| ours.contains(&name.as_str())));
+        assert_eq!(again.headers["x-forwarded-for"], peer.ip().to_string());
+    }
+}
+
+/// Nothing of the upstream's connection reaches the client, and nothing else is lost.
+fn clean_response(data: &[u8]) {
+    let read = HeadReader::default().response(&mut BytesMut::from(data), LIMITS, &Method::GET);
+    let Ok(Some(read)) = read else { return };
+    let mut headers = read.headers.clone();
+    svc_gateway::fuzzing::clean_response(&mut headers);
+    let named: Vec<String> = read
+        .headers
+        .get_all("connection")
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(|word| word.trim().to_ascii_lowercase())
+        .collect();
+    for (name, value) in &read.headers {
+        let text = name.as_str();
+        let of_hop = is_of_the_hop(text, value.as_bytes())
+            || ["te", "transfer-encoding"].contains(&text)
+            || named.iter().any(|word| word == text);
+        assert_eq!(headers.contains_key(name), !of_hop, "{name} in {read:?}");
+    }
+}
+
+/// However slow the bucket and long the wait, `Retry-After` and the rate-limit fields are whole, valid and enough.
+fn rate_limit(data: &[u8]) {
+    let mut numbers = data.chunks(8).map(|bytes| {
+        let mut number = [0; 8];
+        number[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(number)
+    });
+    let mut next = || numbers.next().unwrap_or(1);
+    let (rate, burst, wait) =
+        (next(), f64::from_bits(next()), Duration::new(next(), next() as u32 % 1_000_000_000));
+    let Some(response) = svc_gateway::fuzzing::over_quota(rate, burst, wait) else { return };
+    let text = |name: &str| response.headers()[name].to_str().expect("visible ASCII").to_owned();
+    let after: u64 = text("retry-after").parse().expect("whole seconds");
+    assert!(
+        after >= 1 && Duration::from_secs(after) >= wait.min(Duration::from_secs(u64::MAX)),
+        "{after} {wait:?}"
+    );
+    assert!(
+        text("ratelimit-policy").starts_with("\"tenant\";q=") && text("ratelimit-policy").ends_with(";w=1")
+    );
+    assert_eq!(text("ratelimit"), format!("\"tenant\";r=0;t={after}"));
+}
+
+/// Any sequence of operations: the bound holds, each job leaves once, and in the end nothing is kept.
+fn fair_queue(data: &[u8]) {
+    let shape = Shape { capacity: 8, quantum_bytes: 1000, weights: [1, 5, 10] };
+    let mut queue: FairQueue<u64> = FairQueue::new(shape.clone(), 2);
+    let now = Instant::now();
+    let (mut inside, mut running) = (BTreeMap::new(), Vec::new());
+    for (job, bytes) in (0u64..).zip(data.chunks_exact(3)) {
+        let (lane, tenant) =
+            (usize::from(bytes[0] & 1), Tenant { class: bytes[0] >> 1 & 1, id: u32::from(bytes[1] & 3) });
+        let size = u64::from(bytes[2]) << (bytes[1] >> 4);
+        match bytes[0] >> 5 {
+            0..=3 => {
+                let deadline = now + Duration::from_secs(1);
+                let quantum = u64::from(bytes[1] >> 2 & 3) + 1;
+                let pushed = queue.push(Entry { lane, tenant, quantum, cost: size, deadline, job }, now);
+                if let Pushed::Queued(number) | Pushed::Displaced(number, ..) = &pushed {
+                    inside.insert(job, (lane, tenant, *number));
+                }
+                if let Pushed::Displaced(_, other, full) = &pushed {
+                    assert!(full.share >= 1 && *other != job && inside.remove(other).is_some());
+                }
+            }
+            4 | 5 => match queue.pop(lane, now) {
+                Some(popped) => {
+                    assert_eq!(
+                        inside.remove(&popped.job).map(|(lane, tenant, _)| (lane, tenant)),
+                        Some((lane, popped.tenant))
+                    );
+                    running.push((lane, popped.tenant, popped.cost));
+                }
+                None => {
+                    assert!(inside.values().all(|(other, ..)| *other != lane), "a lane with jobs gives one")
+                }
+            },
+            6 => {
+                if let Some((lane, tenant, cost)) = running.pop() {
+                    queue.finish(lane, tenant, cost, size);
+                }
+            }
+            _ if bytes[2] == 0 => {
+                queue.reshape(Shape { quantum_bytes: u64::from(bytes[1]) + 1, ..shape.clone() }, 2)
+            }
+            _ => {
+                if let Some((job, (lane, tenant, number))) = inside.pop_first() {
+                    assert_eq!(queue.remove(lane, tenant, number), Some(job));
+                }
+            }
+        }
+        assert!(queue.len() <= shape.capacity && queue.len() == inside.len());
+    }
+    for lane in 0..2 {
+        while let Some(popped) = queue.pop(lane, now) {
+            assert!(inside.remove(&popped.job).is_some());
+            running.push((lane, popped.tenant, popped.cost));
+        }
+    }
+    assert!(inside.is_empty());
+    for (lane, tenant, cost) in running {
+        queue.finish(lane, tenant, cost, cost);
+    }
+    assert_eq!(queue.tokens(), [0; 3], "nobody is left to owe or be owed anything");
 }

@@ -64,7 +64,7 @@ impl Standing {
     }
 
     fn note_refusal(&self, class: usize, full: Full, now: u32) {
-        let seconds = full.wait.as_secs() + u64::from(full.wait.subsec_nanos() > 0);
+        let seconds = full.wait.as_secs().saturating_add(u64::from(full.wait.subsec_nanos() > 0));
         if let (Ok(share), Ok(seconds)) = (u16::try_from(full.share), u16::try_from(seconds)) {
             let noted = u64::from(now) << 32 | u64::from(share) << 16 | u64::from(seconds);
             self.refused[class].store(noted, Ordering::Relaxed);

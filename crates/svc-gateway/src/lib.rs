@@ -11,6 +11,8 @@ mod decode;
 mod degraded;
 pub mod fair_queue;
 mod forward;
+#[doc(hidden)]
+pub mod fuzzing;
 mod gate;
 mod gateway;
 mod ledger;

@@ -593,10 +593,10 @@ impl GatewaySettings {
 
 /// Whole seconds, at least one.
 fn seconds(wait: Duration) -> u64 {
-    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
+    wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1)
 }
 
-fn over_quota(reason: Reason, policy: &str, rate: Rate, wait: Duration) -> Rejection {
+pub(crate) fn over_quota(reason: Reason, policy: &str, rate: Rate, wait: Duration) -> Rejection {
     let seconds = seconds(wait);
     let stated = format!("\"{policy}\";q={};w=1", rate.per_second);
     let rejection = Rejection::new(reason, "too many requests; slow down").retry_after(seconds);
