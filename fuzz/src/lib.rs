@@ -236,7 +236,7 @@ fn upstream_head(data: &[u8]) {
     let peer = if choice & 2 == 0 { "192.0.2.1:9" } else { "[2001:db8::1]:9" };
     let trusted = choice & 1 == 1;
     let peer = peer.parse().expect("an address");
-    let mut written = svc_gateway::fuzzing::upstream_head(&request, peer, trusted, body_len);
+    let mut written = svc_gateway::fuzzing::upstream_head(request, peer, trusted, body_len);
     let lines = written.windows(2).filter(|pair| pair == b"\r\n").count();
     let limits = HeadLimits { headers_max: 100, bytes_max: 16 << 10 };
     let again = match HeadReader::default().request(&mut written, limits) {
@@ -293,7 +293,7 @@ fn rate_limit(data: &[u8]) {
     let mut next = || numbers.next().unwrap_or(1);
     let (rate, burst, wait) =
         (next(), f64::from_bits(next()), Duration::new(next(), next() as u32 % 1_000_000_000));
-    let Some(response) = svc_gateway::fuzzing::over_quota(rate, burst, wait) else { return };
+    let Some(response) = svc_gateway::fuzzing::refusal(rate, burst, wait) else { return };
     let text = |name: &str| response.headers()[name].to_str().expect("visible ASCII").to_owned();
     let after: u64 = text("retry-after").parse().expect("whole seconds");
     assert!(

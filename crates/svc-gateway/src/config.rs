@@ -93,13 +93,16 @@ settings! {
 }
 
 settings! {
-    /// Rates, in requests per second. 0: off.
+    /// Rates, per second. 0: off.
     pub struct QuotaSettings {
         /// For all clients together.
         global_rps: u64 = 0 => Hot;
         /// For each client address; IPv6 by /64.
         per_ip_rps: u64 = 0 => Hot;
-        /// Seconds' worth of requests that may come at once.
+        /// Bytes per second of request and response bodies for each client address; IPv6 by /64. What a response
+        /// really came to counts against the next requests.
+        per_ip_bps: u64 = 0 => Hot;
+        /// Seconds' worth of requests or bytes that may come at once.
         burst_factor: f64 = 2.0 => Hot;
     }
 }
@@ -196,6 +199,9 @@ settings! {
         quantum: u64 = 1 => Hot;
         /// Requests per second. 0: off.
         rps: u64 = 0 => Hot;
+        /// Bytes per second of request and response bodies. What a response really came to counts against the next
+        /// requests. 0: off.
+        bps: u64 = 0 => Hot;
         /// API keys, as `sha256:` and the hash in hexadecimal (`printf KEY | sha256sum`).
         keys: Vec<String> = Vec::new() => Hot;
         /// Other ways to know the tenant.

@@ -1,37 +1,39 @@
 //! Doors for the fuzz targets: what the gateway writes, asked for with plain types.
 
 use crate::forward::{self, Forward};
-use crate::proxy;
+use crate::proxy::{Quota, over_quota};
 use bytes::BytesMut;
 use http::header::HeaderMap;
 use http::{Request, Response};
 use ron_kernel::admission::bucket::Rate;
+use ron_kernel::admission::deadline::Budget;
+use ron_kernel::http::client::Outgoing as _;
 use ron_kernel::http::{Body, ConnInfo, Peer};
 use ron_kernel::problem::CorrId;
-use ron_kernel::reason::Reason;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The head that the upstream gets of a request from `peer`.
 pub fn upstream_head(
-    request: &Request<Body>,
+    request: Request<Body>,
     peer: SocketAddr,
     trusted: bool,
     body_len: Option<u64>,
 ) -> BytesMut {
-    let (conn, corr) =
-        (ConnInfo { peer: Peer::Tcp(peer), secure: trusted }, CorrId::from_headers(request.headers()));
+    let (conn, corr) = (ConnInfo::new(Peer::Tcp(peer), trusted), CorrId::from_headers(request.headers()));
     let forward = Forward {
+        request: &request.into_parts().0,
         conn: &conn,
-        client: Some(peer.ip()),
         trusted,
         corr: &corr,
-        remaining: Duration::from_secs(1),
+        budget: Budget { until: Instant::now() + Duration::from_secs(1), client: None },
         strip_prefix: "",
         body_len,
-        has_body: false,
+        upgrade: None,
     };
-    forward::request_head(request, &forward)
+    let mut out = BytesMut::new();
+    forward.write_http1(&mut out);
+    out
 }
 
 /// Takes out of a response what is not for the client.
@@ -40,7 +42,7 @@ pub fn clean_response(headers: &mut HeaderMap) {
 }
 
 /// What a client is told whose bucket of this rate is empty for so long.
-pub fn over_quota(per_second: u64, burst_factor: f64, wait: Duration) -> Option<Response<Body>> {
+pub fn refusal(per_second: u64, burst_factor: f64, wait: Duration) -> Option<Response<Body>> {
     let rate = Rate::new(per_second, burst_factor)?;
-    Some(proxy::over_quota(Reason::QuotaTenant, "tenant", rate, wait).into_response(&CorrId::new()))
+    Some(over_quota(Quota::Tenant(0), rate, wait).into_response(&CorrId::new()))
 }

@@ -14,6 +14,7 @@
 //! atomics alone.
 
 use crate::fair_queue::{CLASSES, Entry, FairQueue, Full, Popped, Pushed, Shape, Tenant};
+use crate::meter::Meter;
 use crate::waiters::Waiters;
 use arc_swap::ArcSwap;
 use ron_kernel::channel::{Receiver, Sender};
@@ -419,6 +420,8 @@ impl Drop for Place<'_> {
 #[derive(Debug)]
 pub(crate) struct Pass {
     leave: Leave,
+    /// Knows what the request really came to, where that is not what it was taken for.
+    meter: Option<Box<Meter>>,
     class: usize,
     standing: Arc<Standing>,
 }
@@ -428,7 +431,11 @@ impl Pass {
         let class = usize::from(ticket.tenant.class);
         leave.gate.running[class].fetch_add(1, Ordering::Relaxed);
         leave.actual.store(ticket.cost, Ordering::Relaxed);
-        Pass { leave, class, standing: standing.clone() }
+        Pass { leave, meter: None, class, standing: standing.clone() }
+    }
+
+    pub(crate) fn measure(&mut self, meter: Meter) {
+        self.meter = Some(Box::new(meter));
     }
 
     /// Says what the request has really cost.
@@ -440,6 +447,9 @@ impl Pass {
 impl Drop for Pass {
     fn drop(&mut self) {
         self.leave.gate.running[self.class].fetch_sub(1, Ordering::Relaxed);
+        if let Some(meter) = &self.meter {
+            self.settle(meter.settle(self.leave.actual.load(Ordering::Relaxed)));
+        }
         self.standing.served.add(self.leave.actual.load(Ordering::Relaxed));
     }
 }

@@ -120,11 +120,13 @@ impl Drop for Booked {
 pub(crate) struct Accounted {
     body: Body,
     account: Arc<Account>,
+    /// How much came, for who wants to know.
+    came: Option<Arc<AtomicU64>>,
 }
 
 impl Accounted {
-    pub(crate) fn new(body: Body, account: Arc<Account>) -> Accounted {
-        Accounted { body, account }
+    pub(crate) fn new(body: Body, account: Arc<Account>, came: Option<Arc<AtomicU64>>) -> Accounted {
+        Accounted { body, account, came }
     }
 }
 
@@ -137,7 +139,14 @@ impl HttpBody for Accounted {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
-        polled.map_ok(|frame| frame.map_data(|piece| self.account.book(piece)))
+        polled.map_ok(|frame| {
+            frame.map_data(|piece| {
+                if let Some(came) = &self.came {
+                    came.fetch_add(piece.len() as u64, Ordering::Relaxed);
+                }
+                self.account.book(piece)
+            })
+        })
     }
 
     fn is_end_stream(&self) -> bool {

@@ -16,6 +16,7 @@ pub mod fuzzing;
 mod gate;
 mod gateway;
 mod ledger;
+mod meter;
 mod proxy;
 pub mod routes;
 mod tenants;

@@ -5,7 +5,7 @@ mod plan;
 mod status;
 mod watch;
 
-pub(crate) use plan::{Names, Seen};
+pub(crate) use plan::{Names, Quota, Seen};
 
 use crate::access_log::AccessLog;
 use crate::config::{GatewaySettings, RouteSettings};
@@ -15,13 +15,14 @@ use crate::forward::{Forward, clean_response, max_forwards, upgrade_of};
 use crate::gate::{Gate, Pass, Refused, Ticket};
 use crate::gateway::WORK;
 use crate::ledger::{Account, Accounted, Room};
+use crate::meter::{ByteQuotas, Limit, Meter};
 use crate::routes::Routes;
-use crate::tenants::{CLASS_NAMES, Tenants};
+use crate::tenants::{CLASS_NAMES, Caller, Tenants};
 use crate::upstream::{Charges, Failure, Loaded, Metered, Shared, Upstream};
 use arc_swap::ArcSwap;
 use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, UPGRADE, VIA};
 use http::{Method, Request, Response, StatusCode};
-use plan::{Asked, Plan, Quota};
+use plan::{Asked, Plan};
 use ron_kernel::admission::bucket::{Keyed, Rate, Single, Verdict};
 use ron_kernel::admission::client_ip::{TrustedProxies, network_of};
 use ron_kernel::admission::deadline::Budget;
@@ -41,7 +42,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use watch::Watch;
 
@@ -100,6 +101,7 @@ pub(crate) struct Proxy {
     /// Writes are shed.
     degraded: Arc<AtomicBool>,
     per_tenant: Keyed<u32>,
+    bytes: Arc<ByteQuotas>,
     work: Arc<Row>,
     busy: Arc<Family<Counter, 3>>,
     shared: Shared,
@@ -173,6 +175,7 @@ impl Proxy {
             gate,
             degraded,
             per_tenant: Keyed::new(service.inventory(), &COUNTERS, TENANTS_MAX),
+            bytes: ByteQuotas::new(service.inventory(), TENANTS_MAX, ADDRESSES_MAX),
             work,
             busy,
             shared,
@@ -228,6 +231,9 @@ impl Proxy {
     pub(crate) fn trim(&self, now: Instant) {
         let rate = self.snapshot.load().per_ip.unwrap_or(Rate { per_second: 1.0, burst: 0.0 });
         self.per_ip.trim(rate, now);
+        let quotas = &self.snapshot.load().settings.quotas;
+        let rate = Rate::new(quotas.per_ip_bps, quotas.burst_factor);
+        self.bytes.trim(rate.unwrap_or(Rate { per_second: 1.0, burst: 0.0 }), now);
     }
 
     async fn answer(
@@ -277,16 +283,38 @@ impl Proxy {
         } else {
             self.gate.try_enter(ticket, &upstream.permits, standing).ok_or(Refused::Lost)
         };
-        let pass = entered.map_err(|refused| self.not_admitted(refused, route))?;
+        let mut pass = entered.map_err(|refused| self.not_admitted(refused, route))?;
         seen.admitted = Some(Instant::now());
         let upgrade = upgrade_of(&request);
+        let came = self.measure(&request, snapshot, &plan, seen.client, &mut pass);
         let mut request = prepare_body(request, &plan, &snapshot.settings, &self.decoders)?;
         if request.body().exact_len() != Some(0) {
-            request = request.map(|body| Body::stream(Accounted::new(body, account.clone())));
+            request = request.map(|body| Body::stream(Accounted::new(body, account.clone(), came)));
         }
         let trusted = plan.trusted;
         let passing = Passing { trusted, budget, pass, request_cost, upgrade, account };
         self.forward(request, conn, corr, snapshot, index, passing).await
+    }
+
+    /// Has the request's bytes counted, where its length is not known or somebody has a quota of them.
+    fn measure(
+        &self,
+        request: &Request<Body>,
+        snapshot: &Snapshot,
+        plan: &Plan<'_>,
+        client: Option<IpAddr>,
+        pass: &mut Pass,
+    ) -> Option<Arc<AtomicU64>> {
+        let (tenant, ip) = (snapshot.tenant_bytes(plan.caller), snapshot.ip_bytes(client));
+        let guessed =
+            request.body().exact_len().is_none().then(|| (plan.cap / 4, Arc::<AtomicU64>::default()));
+        let came = guessed.as_ref().map(|(_, came)| came.clone());
+        if guessed.is_some() || tenant.is_some() || ip.is_some() {
+            let fixed = snapshot.settings.fair_queue.request_cost_bytes.0;
+            let (quotas, factor) = (self.bytes.clone(), plan.route.cost);
+            pass.measure(Meter { quotas, tenant, ip, factor, fixed, guessed });
+        }
+        came
     }
 
     /// Takes a request's part from a quota.
@@ -295,9 +323,11 @@ impl Proxy {
             Quota::Ip(ip) => self.per_ip.take(&network_of(ip), 1.0, rate, now),
             Quota::Global => self.global.take(1.0, rate, now),
             Quota::Tenant(tenant) => self.per_tenant.take(&tenant, 1.0, rate, now),
+            Quota::IpBytes(ip) => self.bytes.owes_ip(ip, rate, now),
+            Quota::TenantBytes(tenant) => self.bytes.owes_tenant(tenant, rate, now),
         };
         match verdict {
-            Verdict::Empty { wait } => Err(over_quota(quota.reason(), quota.name(), rate, wait)),
+            Verdict::Empty { wait } => Err(over_quota(quota, rate, wait)),
             Verdict::Taken { .. } => Ok(()),
         }
     }
@@ -502,6 +532,16 @@ impl Snapshot {
         }
     }
 
+    fn ip_bytes(&self, client: Option<IpAddr>) -> Limit<IpAddr> {
+        let quotas = &self.settings.quotas;
+        Some((network_of(client?), Rate::new(quotas.per_ip_bps, quotas.burst_factor)?))
+    }
+
+    fn tenant_bytes(&self, caller: Caller) -> Limit<u32> {
+        let bps = self.settings.tenants[caller.configured?].bps;
+        Some((caller.tenant.id, Rate::new(bps, self.settings.quotas.burst_factor)?))
+    }
+
     /// The upstreams' permits by lane. A lane whose upstream is gone keeps its place, and drains.
     fn lanes(&self) -> Vec<Arc<Permits>> {
         let mut lanes = vec![Permits::new(usize::MAX / 2); self.lane_count];
@@ -596,11 +636,11 @@ fn seconds(wait: Duration) -> u64 {
     wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1)
 }
 
-pub(crate) fn over_quota(reason: Reason, policy: &str, rate: Rate, wait: Duration) -> Rejection {
-    let seconds = seconds(wait);
-    let stated = format!("\"{policy}\";q={};w=1", rate.per_second);
-    let rejection = Rejection::new(reason, "too many requests; slow down").retry_after(seconds);
-    with_rate_limit(rejection, stated, format!("\"{policy}\";r=0;t={seconds}"))
+pub(crate) fn over_quota(quota: Quota, rate: Rate, wait: Duration) -> Rejection {
+    let (seconds, name) = (seconds(wait), quota.name());
+    let stated = format!("\"{name}\";q={}{};w=1", rate.per_second, quota.unit());
+    let rejection = Rejection::new(quota.reason(), "too much; slow down").retry_after(seconds);
+    with_rate_limit(rejection, stated, format!("\"{name}\";r=0;t={seconds}"))
 }
 
 /// The fields of draft-ietf-httpapi-ratelimit-headers.

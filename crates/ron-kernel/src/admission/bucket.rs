@@ -114,19 +114,31 @@ impl<K: Hash + Eq + Clone> Keyed<K> {
     }
 
     pub fn take(&self, key: &K, cost: f64, rate: Rate, now: Instant) -> Verdict {
+        self.with(key, rate, now, |bucket| bucket.take(cost, rate, now))
+    }
+
+    /// Takes away what has been used already, whether it is there or not: what is missing must come back first.
+    pub fn owe(&self, key: &K, cost: f64, rate: Rate, now: Instant) {
+        self.with(key, rate, now, |bucket| {
+            bucket.refill(rate, now);
+            bucket.tokens -= cost;
+        });
+    }
+
+    fn with<T>(&self, key: &K, rate: Rate, now: Instant, act: impl FnOnce(&mut Bucket) -> T) -> T {
         #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
         let shard = &self.shards[self.hasher.hash_one(key) as usize % SHARDS];
         let mut buckets = shard.lock();
         if let Some(bucket) = buckets.get_mut(key) {
-            return bucket.take(cost, rate, now);
+            return act(bucket);
         }
         if buckets.len() >= self.keys_per_shard {
             self.evict(&mut buckets, rate, now);
         }
         let mut bucket = Bucket::full(rate, now);
-        let verdict = bucket.take(cost, rate, now);
+        let done = act(&mut bucket);
         buckets.insert(key.clone(), bucket);
-        verdict
+        done
     }
 
     /// Makes room for one, looking at a handful only, so that a flood of keys cannot make this slow.
@@ -194,6 +206,18 @@ mod tests {
             panic!("a debt must be waited for")
         };
         assert_eq!(wait, Duration::from_millis(4100));
+    }
+
+    #[test]
+    fn what_is_owed_must_come_back_before_anything_is_given() {
+        let inventory = Inventory::new(Metrics::default());
+        let (keyed, rate, now) =
+            (Keyed::new(&inventory, &LOCK, 16), Rate::new(100, 2.0).unwrap(), Instant::now());
+        keyed.owe(&7, 150.0, rate, now);
+        assert!(matches!(keyed.take(&7, 0.0, rate, now), Verdict::Taken { left: 50 }));
+        keyed.owe(&7, 350.0, rate, now);
+        assert_eq!(keyed.take(&7, 0.0, rate, now), Verdict::Empty { wait: Duration::from_secs(3) });
+        assert!(matches!(keyed.take(&7, 0.0, rate, now + Duration::from_secs(3)), Verdict::Taken { .. }));
     }
 
     #[test]

@@ -167,6 +167,44 @@ fn a_tenant_has_its_own_rate() {
 }
 
 #[test]
+fn bytes_have_a_rate_and_what_an_answer_came_to_counts_for_the_next() {
+    let origin = Origin::start(|path| Script::Body(vec![b'x'; if path == "/large" { 30_000 } else { 10 }]));
+    let rest = tenants(&[("a", "bps = 10000"), ("b", "")]);
+    let gateway = "quotas = { per_ip_bps = 0, burst_factor = 1.0 }";
+    let node = Node::start(&["gateway"], &config(&origin.url(), gateway, &rest));
+    let ask = |key: &str, path: &str, body: &[u8]| {
+        request(&node.gateway(), "POST", path, &[("X-Api-Key", key)], body).unwrap()
+    };
+    for _ in 0..20 {
+        assert_eq!(ask("a", "/small", b"0123456789").status, 200, "20 bytes each are far below the rate");
+    }
+    assert_eq!(ask("a", "/large", b"").status, 200, "nobody knew");
+    node.eventually("it is owed", |_| ask("a", "/small", b"").status == 429);
+    let refused = ask("a", "/small", b"");
+    assert_eq!((refused.status, refused.reason()), (429, "quota_tenant"));
+    let after: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=3).contains(&after), "two seconds' worth and a little is missing: {after}");
+    let policy = "\"tenant_bytes\";q=10000;qu=\"content-bytes\";w=1";
+    assert_eq!(refused.header("ratelimit-policy"), Some(policy));
+    assert!(node.metric("rejected_total{service=\"gateway\",reason=\"quota_tenant\"}") >= 1.0);
+    assert_eq!(ask("b", "/large", b"").status, 200);
+    node.eventually("it is paid back", |_| ask("a", "/small", b"").status == 200);
+
+    let text = config(&origin.url(), &gateway.replace("per_ip_bps = 0", "per_ip_bps = 10000"), &rest);
+    node.write_config(&text);
+    assert_eq!(node.admin_post("/admin/reload", "").status, 200);
+    let mut upload = Client::connect(&node.gateway()).unwrap();
+    let head = "POST /small HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+    upload.send(format!("{head}7530\r\n{}\r\n0\r\n\r\n", "x".repeat(30_000)).as_bytes()).unwrap();
+    assert_eq!(upload.read_answer("POST").unwrap().status, 200);
+    node.eventually("what was sent is owed by the address", |node| {
+        let refused = get(&node.gateway(), "/small");
+        refused.reason() == "quota_ip"
+            && refused.header("retry-after").is_some_and(|after| ["1", "2", "3"].contains(&after))
+    });
+}
+
+#[test]
 fn a_reload_that_reorders_tenants_leaves_each_its_bucket_and_its_queue() {
     let origin = Origin::start(|path| match path {
         "/slow" => Script::After(Duration::from_secs(1)),

@@ -77,11 +77,14 @@ pub(super) struct Plan<'a> {
 
 /// A rate that a request counts against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Quota {
+pub(crate) enum Quota {
     Ip(IpAddr),
     Global,
     /// By number.
     Tenant(u32),
+    /// Of its network.
+    IpBytes(IpAddr),
+    TenantBytes(u32),
 }
 
 impl Quota {
@@ -91,14 +94,24 @@ impl Quota {
             Quota::Ip(_) => "ip",
             Quota::Global => "global",
             Quota::Tenant(_) => "tenant",
+            Quota::IpBytes(_) => "ip_bytes",
+            Quota::TenantBytes(_) => "tenant_bytes",
         }
     }
 
     pub(super) fn reason(self) -> Reason {
         match self {
-            Quota::Ip(_) => Reason::QuotaIp,
+            Quota::Ip(_) | Quota::IpBytes(_) => Reason::QuotaIp,
             Quota::Global => Reason::QuotaGlobal,
-            Quota::Tenant(_) => Reason::QuotaTenant,
+            Quota::Tenant(_) | Quota::TenantBytes(_) => Reason::QuotaTenant,
+        }
+    }
+
+    /// What it is in, as a parameter of the policy; none for requests.
+    pub(super) fn unit(self) -> &'static str {
+        match self {
+            Quota::IpBytes(_) | Quota::TenantBytes(_) => ";qu=\"content-bytes\"",
+            _ => "",
         }
     }
 }
@@ -130,6 +143,9 @@ impl Snapshot {
         // The client's own share first: what it is refused must not be taken from everybody's.
         if let (Some(rate), Some(ip)) = (self.per_ip, client) {
             quota(Quota::Ip(ip), rate)?;
+        }
+        if let Some((ip, rate)) = self.ip_bytes(client) {
+            quota(Quota::IpBytes(ip), rate)?;
         }
         if let Some(rate) = self.global {
             quota(Quota::Global, rate)?;
@@ -169,6 +185,9 @@ impl Snapshot {
         let codings = codings.ok_or_else(|| Rejection::new(Reason::UnsupportedEncoding, detail))?;
         let caller = self.tenants.caller(headers, route, client, trusted)?;
         seen.caller = Some(caller);
+        if let Some((tenant, rate)) = self.tenant_bytes(caller) {
+            quota(Quota::TenantBytes(tenant), rate)?;
+        }
         if let Some(tenant) = caller.configured
             && let Some(rate) = Rate::new(settings.tenants[tenant].rps, settings.quotas.burst_factor)
         {
