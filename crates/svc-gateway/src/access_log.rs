@@ -218,7 +218,10 @@ impl Fields<'_> {
 
     fn millis(&mut self, name: &str, time: Option<Duration>) {
         match time {
-            Some(time) => self.plain(name, format_args!("{:.3}", time.as_secs_f64() * 1000.0)),
+            Some(time) => {
+                let micros = time.as_micros();
+                self.plain(name, format_args!("{}.{:03}", micros / 1000, micros % 1000));
+            }
             None => self.text(name, None),
         }
     }
