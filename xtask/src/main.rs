@@ -5,6 +5,7 @@ mod bench;
 mod dist;
 mod fuzz;
 mod run;
+mod soak;
 mod test;
 mod tools;
 
@@ -18,6 +19,7 @@ cargo xtask fuzz [TARGET] [SECONDS]    coverage-guided fuzzing, 60 s a target by
 cargo xtask bench gateway [--quick] [SCENARIO...]
                                        beside nginx and HAProxy; figures in target/bench; none named: all of
                                        h1 h2 tls reject tenants idle latency stream overload
+cargo xtask soak gateway [MINUTES]     overload, faults, kills and reloads, 30 minutes by default
 cargo xtask dist                       a release archive in target/dist";
 
 fn main() -> ExitCode {
@@ -44,8 +46,10 @@ fn main() -> ExitCode {
         ["fuzz"] => fuzz::all(60),
         ["fuzz", target] => fuzz::one(target, 60),
         ["fuzz", target, seconds] => seconds.parse().is_ok_and(|seconds| fuzz::one(target, seconds)),
-        ["bench", ..] if cfg!(debug_assertions) => run::optimised(&args),
+        ["bench" | "soak", ..] if cfg!(debug_assertions) => run::optimised(&args),
         ["bench", "gateway", ref scenarios @ ..] => bench::gateway(scenarios),
+        ["soak", "gateway"] => soak::gateway(30),
+        ["soak", "gateway", minutes] => minutes.parse().is_ok_and(soak::gateway),
         ["dist"] => dist::build(),
         _ => {
             println!("{HELP}");

@@ -14,7 +14,7 @@ fn the_gateway_holds_under_overload_faults_kills_and_reloads() {
             service: Duration::from_millis(50),
             multiple: 3.0,
             slack: Duration::from_secs(8),
-            p95_max: Duration::from_millis(2500),
+            p95_max: Duration::from_millis(1800),
             seed: 7,
         },
         |_| {},
