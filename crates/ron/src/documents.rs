@@ -64,10 +64,10 @@ fn advice(reason: Reason) -> &'static str {
         Reason::UnsupportedEncoding => "the route has `decode`: gzip, deflate, br and zstd can be sent",
         Reason::Invalid => "admin plane: mend what `problems` names",
         Reason::QuotaGlobal => "`quotas.global_rps`",
-        Reason::QuotaIp => "`quotas.per_ip_rps`; behind a proxy, `trusted_proxies`",
-        Reason::QuotaTenant => "the tenant's `rps`",
+        Reason::QuotaIp => "`quotas.per_ip_rps`, `quotas.per_ip_bps`; behind a proxy, `trusted_proxies`",
+        Reason::QuotaTenant => "the tenant's `rps` or `bps`",
         Reason::Busy => {
-            "the tenant sends more than its share of a full queue: its `quantum`, or more capacity"
+            "the tenant has more than its share of a full queue or of full buffers: its `quantum`, `buffer_bytes`, or more capacity"
         }
         Reason::Internal => "a defect: the log has the panic; please report it",
         Reason::MethodUnknown => "name the method in a route's `methods`, if it is meant",
@@ -76,6 +76,7 @@ fn advice(reason: Reason) -> &'static str {
         Reason::Degraded => "more capacity: `max_inflight`, the upstream's, or another server",
         Reason::Draining => "nothing: it is shutting down",
         Reason::BreakerOpen => "look at the upstream; it is tried again after `breaker.open`",
+        Reason::NoUpstream => "look at the servers that fail their `health` checks",
         Reason::Shed => "more capacity, or longer deadlines",
         Reason::Deadline => "the route's `timeout`, or a faster upstream",
         _ => "see the reason's own words",
