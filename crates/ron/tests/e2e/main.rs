@@ -6,6 +6,7 @@ mod admin;
 mod commands;
 mod documents;
 mod fairness;
+mod http2;
 mod lifecycle;
 mod limits;
 mod operators;
