@@ -1,6 +1,6 @@
 //! The same load on ron, nginx and HAProxy.
 
-use super::load::{Client, Figures, measure, with_key};
+use super::load::{Client, Figures, measure, warm_up, with_key};
 use super::peers::{self, KEY, Server};
 use super::{Bench, table};
 use serde_json::{Map, Value, json};
@@ -112,6 +112,9 @@ pub(super) fn rounds<'a>(
     servers: &[&Server],
     client: impl Fn(&Server) -> Client<'a>,
 ) -> Option<Vec<Figures>> {
+    for server in servers {
+        warm_up(&bench.dir, server, client(server))?;
+    }
     let mut runs = vec![Vec::new(); servers.len()];
     for _ in 0..bench.rounds {
         for (server, runs) in servers.iter().zip(&mut runs) {

@@ -75,9 +75,13 @@ struct Counted {
     p99: f64,
 }
 
-/// Loads a server for so long, after a moment to warm up.
+/// Loads a server for a moment, so that its connections and caches are there.
+pub(crate) fn warm_up(dir: &Path, server: &Server, client: Client<'_>) -> Option<()> {
+    run(dir, server, client, 1).map(|_| ())
+}
+
+/// Loads a server for so long.
 pub(crate) fn measure(dir: &Path, server: &Server, client: Client<'_>, seconds: u32) -> Option<Figures> {
-    run(dir, server, client, 1)?;
     let before = Cpu::of(server.pid);
     let counted = run(dir, server, client, seconds)?;
     let used = Cpu::of(server.pid).since(before);
