@@ -159,8 +159,10 @@ impl Remote {
     ) -> Result<Answer, CallError> {
         if !head.upgrades() {
             while let Some(conn) = self.take_multiplexed() {
+                let tried = conn.clone();
                 match conn.exchange(self, head, body, limits).await {
-                    Err(CallError::Stale) => {}
+                    // Closing, whether it knows already or not: nobody is to try it again.
+                    Err(CallError::Stale) => self.multiplexed.lock().retain(|kept| !kept.is_same(&tried)),
                     outcome => return outcome,
                 }
             }

@@ -79,6 +79,10 @@ impl Multiplexed {
         self.sender.is_closed()
     }
 
+    pub(super) fn is_same(&self, other: &Multiplexed) -> bool {
+        Arc::ptr_eq(&self.streams, &other.streams)
+    }
+
     pub(super) fn streams(&self) -> usize {
         self.streams.load(Ordering::Relaxed)
     }
