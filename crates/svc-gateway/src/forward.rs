@@ -188,7 +188,7 @@ impl Forward<'_> {
         let headers = &self.request.headers;
         let named = named_by_connection(headers);
         for (name, value) in headers {
-            if !is_ours(name.as_str(), self.trusted) && !named.contains(name) {
+            if !is_ours(name, self.trusted) && !named.contains(name) {
                 out.put(name, &[value.as_bytes()]);
             }
         }
@@ -302,33 +302,14 @@ fn put_list(out: &mut impl Fields, headers: &HeaderMap, name: &HeaderName, eleme
 
 /// Fields of a request that concern one hop, or that we write ourselves. Claims about earlier hops beyond those that
 /// we rebuild are a proxy's to make, never a client's.
-fn is_ours(name: &str, trusted: bool) -> bool {
-    match name {
-        "connection"
-        | "keep-alive"
-        | "proxy-connection"
-        | "proxy-authenticate"
-        | "proxy-authorization"
-        | "te"
-        | "trailer"
-        | "transfer-encoding"
-        | "upgrade"
-        | "host"
-        | "content-length"
-        | "expect"
-        | "x-corr-id"
-        | "via"
-        | "cookie"
-        | "request-timeout"
-        | "deadline"
-        | "grpc-timeout"
-        | "max-forwards"
-        | "forwarded"
-        | "x-forwarded-for"
-        | "x-forwarded-host"
-        | "x-forwarded-proto" => true,
-        _ => !trusted && name.starts_with("x-forwarded-"),
-    }
+fn is_ours(name: &HeaderName, trusted: bool) -> bool {
+    is_hop_by_hop(name)
+        || match name.as_str() {
+            "host" | "content-length" | "expect" | "x-corr-id" | "via" | "cookie" | "request-timeout"
+            | "deadline" | "grpc-timeout" | "max-forwards" | "forwarded" | "x-forwarded-for"
+            | "x-forwarded-host" | "x-forwarded-proto" => true,
+            name => !trusted && name.starts_with("x-forwarded-"),
+        }
 }
 
 /// How many more hops an OPTIONS or TRACE request may make.
