@@ -13,6 +13,7 @@ mod listener;
 mod proxy_protocol;
 mod serve;
 mod table;
+mod timer;
 mod tunnel;
 
 pub use body::{Body, BodyError, Capped};
@@ -21,4 +22,5 @@ pub use io::Io;
 pub use listener::{BindError, Bound, Peer, bind_tcp, bind_unix};
 pub use proxy_protocol::parse as parse_proxy_header;
 pub use serve::{ConnInfo, Handler, Server, ServerLimits, TurnedAway, requests_family, server_tasks};
+pub use timer::Timer;
 pub use tunnel::Tunnel;

@@ -39,10 +39,12 @@ use ron_kernel::reason::{Reason, Rejections};
 use ron_kernel::sync::Permits;
 use ron_kernel::tls::{TlsClient, TlsError};
 use std::collections::HashMap;
+use std::future::Future;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use watch::Watch;
 
@@ -433,9 +435,8 @@ impl Proxy {
             let mut watched = upstream.watch().map_err(|wait| {
                 Rejection::new(Reason::BreakerOpen, "the upstream keeps failing").retry_after(seconds(wait))
             })?;
-            let until = tokio::time::Instant::from_std(budget.until);
             let called = upstream.call(head, body, silence, &mut tried);
-            let Ok(outcome) = tokio::time::timeout_at(until, called).await else {
+            let Some(outcome) = before(budget.until, head.conn, called).await else {
                 watched.good = Some(false);
                 self.rpc_timeouts.inc();
                 return Err(Rejection::new(Reason::Deadline, "the upstream did not answer in time"));
@@ -467,6 +468,19 @@ impl Proxy {
         }
         unreachable!("the loop ends by returning")
     }
+}
+
+/// What a future comes to, unless the deadline passes first.
+async fn before<T>(deadline: Instant, conn: &ConnInfo, future: impl Future<Output = T>) -> Option<T> {
+    let Some(timer) = &conn.timer else {
+        return tokio::time::timeout_at(deadline.into(), future).await.ok();
+    };
+    let mut future = std::pin::pin!(future);
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
+        Poll::Pending => timer.poll_until(deadline, cx).map(|()| None),
+    })
+    .await
 }
 
 /// The n-th backoff: doubled each time, capped, and jittered by up to the first.

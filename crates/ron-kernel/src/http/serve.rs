@@ -7,6 +7,7 @@ use super::interim::Interim;
 use super::io::Io;
 use super::listener::{Bound, Peer};
 use super::table::{ConnTable, Entry, Order, Phase, PhaseLimits, Place};
+use super::timer::Timer;
 use super::{h2, proxy_protocol};
 use crate::admission::client_ip::{TrustedProxies, network_of};
 use crate::date::http_date;
@@ -121,12 +122,14 @@ pub struct ConnInfo {
     pub address: Box<str>,
     /// Where interim answers go; HTTP/1.1 only.
     pub interim: Option<Arc<Interim>>,
+    /// For the deadline of the one request there is at a time; HTTP/1.1 only.
+    pub timer: Option<Arc<Timer>>,
 }
 
 impl ConnInfo {
     pub fn new(peer: Peer, secure: bool) -> ConnInfo {
         let address = peer.ip().map_or_else(Box::default, |ip| ip.to_string().into_boxed_str());
-        ConnInfo { peer, secure, address, interim: None }
+        ConnInfo { peer, secure, address, interim: None, timer: None }
     }
 }
 
@@ -388,14 +391,14 @@ async fn connection<H: Handler>(
     let io = if is_h2 {
         io
     } else {
-        info.interim = Some(Arc::default());
+        (info.interim, info.timer) = (Some(Arc::default()), Some(Arc::default()));
         // Boxed: the future of a connection holds that of its handler.
         match Box::pin(Conn::new(server, &mut entry, &info, io).run()).await {
             End::Http2(io) => io,
             End::Closed => return,
         }
     };
-    info.interim = None;
+    (info.interim, info.timer) = (None, None);
     Box::pin(h2::serve(server, &mut entry, info, io)).await;
 }
 

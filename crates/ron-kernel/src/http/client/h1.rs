@@ -3,6 +3,7 @@
 use super::{Answer, CallError, CallLimits, Outgoing, Payload, Remote, ResponseBody, Source};
 use crate::http::body::{Body, BodyError};
 use crate::http::h1::chunked::BadChunk;
+use crate::http::h1::conn::poll_read_exact;
 use crate::http::h1::decoder::{BodyDecoder, Decoded};
 use crate::http::h1::head::{Framing, HeadLimits, HeadReader, ResponseHead};
 use crate::http::io::Io;
@@ -17,7 +18,6 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// A server is trusted more than a client, but not without bound.
 const HEAD_LIMITS: HeadLimits = HeadLimits { headers_max: 256, bytes_max: 128 << 10 };
-const READ: usize = 16 << 10;
 
 #[derive(Debug)]
 pub(super) struct ClientConn {
@@ -105,8 +105,7 @@ impl ClientConn {
                     Ok(None) => {}
                     Err(error) => return Poll::Ready(Err(CallError::Malformed(error.to_string()))),
                 }
-                self.buffer.reserve(READ);
-                match tokio_util::io::poll_read_buf(Pin::new(&mut self.io), cx, &mut self.buffer) {
+                match poll_read_exact(&mut self.io, &mut self.buffer, cx) {
                     Poll::Ready(Ok(read)) if read > 0 => {}
                     Poll::Ready(ended) => {
                         let reason =
@@ -132,8 +131,7 @@ impl ClientConn {
                 Decoded::More => {}
                 decoded => return Poll::Ready(Ok(Some(decoded))),
             }
-            self.buffer.reserve(READ);
-            match tokio_util::io::poll_read_buf(Pin::new(&mut self.io), cx, &mut self.buffer) {
+            match poll_read_exact(&mut self.io, &mut self.buffer, cx) {
                 Poll::Pending => Poll::Ready(Ok(None)),
                 Poll::Ready(Ok(read)) if read > 0 => {
                     match decoder.decode(&mut self.buffer).map_err(malformed)? {

@@ -49,6 +49,20 @@ thread_local! {
     static SCRATCH_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH]);
 }
 
+/// Reads what is there by way of the scratch buffer, so that the buffer holds it and no more; returns how much.
+pub(crate) fn poll_read_exact(
+    io: &mut Io,
+    buffer: &mut BytesMut,
+    cx: &mut Context<'_>,
+) -> Poll<std::io::Result<usize>> {
+    SCRATCH_BUFFER.with_borrow_mut(|scratch| {
+        let mut read = ReadBuf::new(scratch);
+        ready!(Pin::new(io).poll_read(cx, &mut read))?;
+        buffer.extend_from_slice(read.filled());
+        Poll::Ready(Ok(read.filled().len()))
+    })
+}
+
 /// The socket and what was read from it, shared with the request body while there is one.
 #[derive(Debug)]
 pub(crate) struct Wire {
@@ -68,12 +82,7 @@ struct Inner {
 impl Inner {
     /// Reads what is there into the buffer; returns how much.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
-        SCRATCH_BUFFER.with_borrow_mut(|scratch| {
-            let mut read = ReadBuf::new(scratch);
-            ready!(Pin::new(&mut self.io).poll_read(cx, &mut read))?;
-            self.buffer.extend_from_slice(read.filled());
-            Poll::Ready(Ok(read.filled().len()))
-        })
+        poll_read_exact(&mut self.io, &mut self.buffer, cx)
     }
 
     fn poll_fill_body(&mut self, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
