@@ -1,0 +1,188 @@
+//! An approval: a signer's signature over a payload's hash.
+
+use crate::hash::B3;
+use crate::json::{Fields, Json, JsonError, Misfit};
+use crate::key::{Algorithm, ML_DSA_44_SIG, PublicKey};
+use crate::signers::{Signer, SignerSet, is_signer_id};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use ed25519_dalek::{Signer as _, SigningKey};
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+/// What stands before the payload's hash in what a signer signs.
+pub const APPROVAL_DOMAIN: &str = "ron:svc-registry:v1\n";
+
+/// What a signer signs to approve a payload.
+pub fn approval_message(payload_b3: B3) -> String {
+    format!("{APPROVAL_DOMAIN}{payload_b3}")
+}
+
+/// A signature over [`approval_message`], not checked yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Approval {
+    pub signer: String,
+    pub sig: Sig,
+    /// When the signer says it signed; informative, for it is not signed.
+    pub signed_at: u64,
+}
+
+/// Its signature, by what made it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sig {
+    Ed25519(Box<[u8; 64]>),
+    MlDsa44(Box<[u8; ML_DSA_44_SIG]>),
+    Hybrid(Box<[u8; 64]>, Box<[u8; ML_DSA_44_SIG]>),
+}
+
+/// Why an approval does not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApprovalError {
+    #[error("the signature is not the signer's over this payload")]
+    InvalidSig,
+    #[error("the signer is not in the set in force")]
+    RevokedKey,
+    #[error("the signer's key is past its end")]
+    Expired,
+    #[error("the signer may not approve")]
+    RoleMissing,
+}
+
+impl Approval {
+    /// Approves a payload with an Ed25519 key.
+    pub fn sign(signer: &str, key: &SigningKey, payload_b3: B3, signed_at: u64) -> Self {
+        let sig = key.sign(approval_message(payload_b3).as_bytes()).to_bytes();
+        Self { signer: signer.to_owned(), sig: Sig::Ed25519(Box::new(sig)), signed_at }
+    }
+
+    pub fn parse(bytes: &[u8]) -> Result<Self, ApprovalFormatError> {
+        Ok(Self::from_json(&Json::parse(bytes)?)?)
+    }
+
+    pub fn from_json(json: &Json<'_>) -> Result<Self, Misfit> {
+        let mut fields = Fields::of(json, "approval")?;
+        let signer = fields.text("signer")?;
+        if !is_signer_id(signer) {
+            return Err(Misfit { member: "signer", wants: "must be 1 to 128 visible ASCII characters" });
+        }
+        let bad =
+            Misfit { member: "sig", wants: "must be of the algorithm's length, in base64 with padding" };
+        let one = |json: &Json<'_>| json.text().and_then(|text| BASE64_STANDARD.decode(text).ok());
+        let sig = fields.any("sig")?;
+        let sig = match (fields.text("alg")?, sig) {
+            ("ed25519", sig) => one(sig).and_then(|bytes| bytes.try_into().ok()).map(Sig::Ed25519),
+            ("ml-dsa-44", sig) => one(sig).and_then(|bytes| bytes.try_into().ok()).map(Sig::MlDsa44),
+            ("ed25519+ml-dsa-44", Json::List(both)) if both.len() == 2 => {
+                let a = one(&both[0]).and_then(|bytes| bytes.try_into().ok());
+                a.zip(one(&both[1]).and_then(|bytes| bytes.try_into().ok())).map(|(a, b)| Sig::Hybrid(a, b))
+            }
+            ("ed25519+ml-dsa-44", _) => None,
+            _ => {
+                let wants = "must be `ed25519`, `ml-dsa-44` or `ed25519+ml-dsa-44`";
+                return Err(Misfit { member: "alg", wants });
+            }
+        };
+        let approval =
+            Self { signer: signer.to_owned(), sig: sig.ok_or(bad)?, signed_at: fields.whole("signed_at")? };
+        fields.end("approval")?;
+        Ok(approval)
+    }
+
+    pub fn canonical(&self) -> String {
+        let mut out = String::new();
+        self.write(&mut out);
+        out
+    }
+
+    pub(crate) fn write(&self, out: &mut String) {
+        let (alg, sig) = match &self.sig {
+            Sig::Ed25519(sig) => ("ed25519", format!("\"{}\"", BASE64_STANDARD.encode(sig.as_slice()))),
+            Sig::MlDsa44(sig) => ("ml-dsa-44", format!("\"{}\"", BASE64_STANDARD.encode(sig.as_slice()))),
+            Sig::Hybrid(a, b) => {
+                let (a, b) = (BASE64_STANDARD.encode(a.as_slice()), BASE64_STANDARD.encode(b.as_slice()));
+                ("ed25519+ml-dsa-44", format!(r#"["{a}","{b}"]"#))
+            }
+        };
+        let (at, signer) = (self.signed_at, &self.signer);
+        let _ = write!(out, r#"{{"alg":"{alg}","sig":{sig},"signed_at":{at},"signer":"{signer}"}}"#);
+    }
+
+    /// Checks the signature against the signer's keys in the set in force or, where the payload changes the
+    /// set, in the proposed one. Costly, and in need of no state but the sets: callers do it in parallel.
+    pub fn check(
+        self,
+        payload_b3: B3,
+        in_force: &SignerSet,
+        proposed: Option<&SignerSet>,
+    ) -> Result<CheckedApproval, ApprovalError> {
+        let known =
+            [Some(in_force), proposed].into_iter().flatten().filter_map(|set| set.signer(&self.signer));
+        let mut failed = ApprovalError::RevokedKey;
+        let message = approval_message(payload_b3);
+        for signer in known {
+            if self.sig.is_by(&signer.keys, message.as_bytes()) {
+                return Ok(CheckedApproval { by: Arc::clone(signer), approval: self, payload_b3 });
+            }
+            failed = ApprovalError::InvalidSig;
+        }
+        Err(failed)
+    }
+}
+
+impl Sig {
+    /// A hybrid signer needs both signatures, any other exactly its own.
+    fn is_by(&self, keys: &[PublicKey], message: &[u8]) -> bool {
+        let key = |algorithm| keys.iter().find(|key| key.algorithm() == algorithm);
+        let (ed, ml) = (key(Algorithm::Ed25519), key(Algorithm::MlDsa44));
+        match (self, ed, ml) {
+            (Sig::Ed25519(sig), Some(ed), None) => ed.verify(message, sig.as_slice()),
+            (Sig::MlDsa44(sig), None, Some(ml)) => ml.verify(message, sig.as_slice()),
+            (Sig::Hybrid(a, b), Some(ed), Some(ml)) => {
+                ed.verify(message, a.as_slice()) && ml.verify(message, b.as_slice())
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Why bytes are no approval; all of it is `malformed`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApprovalFormatError {
+    #[error("{0}")]
+    Json(#[from] JsonError),
+    #[error("{0}")]
+    Misfit(#[from] Misfit),
+}
+
+/// An approval whose signature is its signer's over this payload. Whether it counts is for the quorum to say,
+/// again and again, for the set may change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckedApproval {
+    approval: Approval,
+    payload_b3: B3,
+    by: Arc<Signer>,
+}
+
+impl CheckedApproval {
+    pub fn approval(&self) -> &Approval {
+        &self.approval
+    }
+
+    pub fn payload_b3(&self) -> B3 {
+        self.payload_b3
+    }
+
+    /// Whether it counts in a set at a time: the same keys under the same name, not ended, with the role.
+    pub(crate) fn counts_in(&self, set: &SignerSet, at: u64) -> Result<(), ApprovalError> {
+        let signer = set.signer(&self.approval.signer).ok_or(ApprovalError::RevokedKey)?;
+        if !Arc::ptr_eq(signer, &self.by) && signer.keys != self.by.keys {
+            return Err(ApprovalError::RevokedKey);
+        }
+        if signer.not_after.is_some_and(|end| at > end) {
+            return Err(ApprovalError::Expired);
+        }
+        if signer.is_approver() { Ok(()) } else { Err(ApprovalError::RoleMissing) }
+    }
+}

@@ -1,0 +1,131 @@
+//! An entry of the log: the record of one committed payload, chained to the one before.
+
+use crate::approval::Approval;
+use crate::hash::B3;
+use crate::json::{Fields, Json, JsonError, Misfit};
+use std::fmt::Write as _;
+
+/// Largest record: entry bundles give a length 16 bits.
+pub const RECORD_MAX: usize = 60 << 10;
+
+const ENTRY_DOMAIN: &[u8] = b"ron:svc-registry:entry:v1\n";
+
+/// What the log keeps of a commit; the payload lies beside it under its hash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EntryRecord {
+    pub version: u64,
+    /// Hash of the entry before.
+    pub prev: B3,
+    pub payload_b3: B3,
+    /// Length of the canonical payload.
+    pub payload_bytes: u64,
+    /// The version that had last changed the signer set it was judged by.
+    pub signers_version: u64,
+    /// In the order of their signers' names, none twice.
+    pub approvals: Vec<Approval>,
+    pub committed_at: u64,
+}
+
+/// A record with its canonical bytes, which are the tree's leaf, and their hash, which is the chain's link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    record: EntryRecord,
+    bytes: Vec<u8>,
+    hash: B3,
+}
+
+/// Why bytes are no record.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EntryError {
+    #[error("{0}")]
+    Json(#[from] JsonError),
+    #[error("{0}")]
+    Misfit(#[from] Misfit),
+    #[error("larger than {RECORD_MAX} bytes")]
+    TooLarge,
+}
+
+impl Entry {
+    /// Reads stored bytes, which must be canonical.
+    pub fn parse(bytes: Vec<u8>) -> Result<Self, EntryError> {
+        if bytes.len() > RECORD_MAX {
+            return Err(EntryError::TooLarge);
+        }
+        let record = EntryRecord::from_json(&Json::parse_canonical(&bytes)?)?;
+        let hash = entry_hash(&bytes);
+        Ok(Self { record, bytes, hash })
+    }
+
+    pub fn new(record: EntryRecord) -> Result<Self, EntryError> {
+        Self::parse(record.canonical().into_bytes())
+    }
+
+    pub fn record(&self) -> &EntryRecord {
+        &self.record
+    }
+
+    /// Its canonical bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub fn hash(&self) -> B3 {
+        self.hash
+    }
+}
+
+/// The chain's hash of a record's canonical bytes.
+pub fn entry_hash(bytes: &[u8]) -> B3 {
+    B3::tagged(ENTRY_DOMAIN, bytes)
+}
+
+impl EntryRecord {
+    fn from_json(json: &Json<'_>) -> Result<Self, Misfit> {
+        let mut fields = Fields::of(json, "record")?;
+        let mut hash = |member| {
+            let text = fields.text(member)?;
+            B3::parse(text)
+                .ok_or(Misfit { member, wants: "must be `b3:` and 64 lowercase hexadecimal digits" })
+        };
+        let (payload_b3, prev) = (hash("payload_b3")?, hash("prev")?);
+        let approvals =
+            fields.list("approvals")?.iter().map(Approval::from_json).collect::<Result<Vec<_>, _>>()?;
+        if approvals.windows(2).any(|pair| pair[0].signer >= pair[1].signer) {
+            return Err(Misfit {
+                member: "approvals",
+                wants: "must be in the order of their signers, none twice",
+            });
+        }
+        let record = Self {
+            version: fields.whole("version")?,
+            prev,
+            payload_b3,
+            payload_bytes: fields.whole("payload_bytes")?,
+            signers_version: fields.whole("signers_version")?,
+            approvals,
+            committed_at: fields.whole("committed_at")?,
+        };
+        fields.end("record")?;
+        Ok(record)
+    }
+
+    /// Its canonical form.
+    pub fn canonical(&self) -> String {
+        let mut out = String::with_capacity(512);
+        out.push_str(r#"{"approvals":["#);
+        for (index, approval) in self.approvals.iter().enumerate() {
+            if index > 0 {
+                out.push(',');
+            }
+            approval.write(&mut out);
+        }
+        let Self { version, prev, payload_b3, payload_bytes, signers_version, committed_at, .. } = self;
+        let _ = write!(
+            out,
+            r#"],"committed_at":{committed_at},"payload_b3":"{payload_b3}","payload_bytes":{payload_bytes},"#
+        );
+        let _ = write!(out, r#""prev":"{prev}","signers_version":{signers_version},"version":{version}}}"#);
+        out
+    }
+}

@@ -1,0 +1,34 @@
+//! Every format and check of the registry: what is signed, hashed, chained, proved and exported.
+//!
+//! Start from [`State`]: it says what the items are, which proposal may become the next [`Entry`], and why not.
+//! Modules in reading order: [`json`], [`hash`] and [`key`] are the encodings; [`item`], [`payload`],
+//! [`approval`], [`signers`] and [`quorum`] say what is asked for and by whom; [`entry`], [`roots`] and
+//! [`state`] are the chain; [`note`] is how the log signs.
+//!
+//! Nothing here reads a clock, a file or a socket, or makes random numbers: times and bytes are passed in, so
+//! an offline verifier needs this crate and nothing else of ours.
+
+pub mod approval;
+pub mod entry;
+pub mod hash;
+pub mod item;
+pub mod json;
+pub mod key;
+pub mod note;
+pub mod payload;
+pub mod quorum;
+mod reason;
+pub mod roots;
+pub mod signers;
+pub mod state;
+
+pub use approval::{Approval, ApprovalError, CheckedApproval};
+pub use entry::{Entry, EntryRecord};
+pub use hash::B3;
+pub use item::Key;
+pub use payload::{Op, Payload, Proposal};
+pub use quorum::{Judgement, Tally};
+pub use reason::Reason;
+pub use roots::TrustRoots;
+pub use signers::{Role, Signer, SignerSet};
+pub use state::{CommitError, ConflictRule, Head, State};

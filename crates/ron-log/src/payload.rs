@@ -1,0 +1,189 @@
+//! The payload of a proposal: which items it changes, and under which state and policy it was written.
+
+use crate::hash::{B3, hex, unhex};
+use crate::item::{Key, check_body};
+use crate::json::{Fields, Json, JsonError, Misfit, write_text};
+use std::fmt::Write as _;
+
+pub const SCHEMA: &str = "ron.registry/1";
+
+/// Largest canonical payload: what a body of 1 MiB leaves beside its approvals.
+pub const PAYLOAD_MAX: usize = (1 << 20) - (64 << 10);
+
+/// Most operations of one payload.
+pub const OPS_MAX: usize = 1024;
+
+/// What a proposal asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Payload {
+    /// The version its author saw; what it touches must not have changed since.
+    pub base_version: u64,
+    /// The version that last changed the signer set, so that no approval is replayed under another policy.
+    pub signers_version: u64,
+    pub nonce: [u8; 16],
+    /// No key occurs twice.
+    pub ops: Vec<Op>,
+    pub note: String,
+    /// Unix milliseconds after which it may not be committed.
+    pub expires_at: u64,
+}
+
+/// One change of one item.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Op {
+    pub key: Key,
+    /// The new body in canonical form; none deletes the item.
+    pub body: Option<String>,
+}
+
+/// Why bytes are no payload; all of it is `malformed`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PayloadError {
+    #[error("{0}")]
+    Json(#[from] JsonError),
+    #[error("{0}")]
+    Misfit(#[from] Misfit),
+    #[error("larger than {PAYLOAD_MAX} bytes in canonical form")]
+    TooLarge,
+}
+
+/// A payload with its canonical bytes and their hash, which is its id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Proposal {
+    payload: Payload,
+    bytes: Vec<u8>,
+    b3: B3,
+}
+
+impl Proposal {
+    /// Reads a payload as a client may write it; how much a client may send is the caller's to bound.
+    pub fn parse(bytes: &[u8]) -> Result<Self, PayloadError> {
+        Self::from_json(&Json::parse(bytes)?)
+    }
+
+    /// The same, where the payload is a part of something larger.
+    pub fn from_json(json: &Json<'_>) -> Result<Self, PayloadError> {
+        Self::new(Payload::from_json(json)?)
+    }
+
+    /// Reads stored bytes, which must be canonical.
+    pub fn parse_canonical(bytes: Vec<u8>) -> Result<Self, PayloadError> {
+        let payload = Payload::parse_canonical(&bytes)?;
+        let b3 = B3::of(&bytes);
+        Ok(Self { payload, bytes, b3 })
+    }
+
+    /// Checks a payload that was put together here as one that was read.
+    pub fn new(payload: Payload) -> Result<Self, PayloadError> {
+        Self::parse_canonical(payload.canonical().into_bytes())
+    }
+
+    pub fn payload(&self) -> &Payload {
+        &self.payload
+    }
+
+    /// Its canonical bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub fn b3(&self) -> B3 {
+        self.b3
+    }
+}
+
+impl Payload {
+    pub(crate) fn parse_canonical(bytes: &[u8]) -> Result<Self, PayloadError> {
+        if bytes.len() > PAYLOAD_MAX {
+            return Err(PayloadError::TooLarge);
+        }
+        Ok(Self::from_json(&Json::parse_canonical(bytes)?)?)
+    }
+
+    fn from_json(json: &Json<'_>) -> Result<Self, Misfit> {
+        let mut fields = Fields::of(json, "payload")?;
+        if fields.text("schema")? != SCHEMA {
+            return Err(Misfit { member: "schema", wants: "must be `ron.registry/1`" });
+        }
+        let mut nonce = [0; 16];
+        if !unhex(fields.text("nonce")?.as_bytes(), &mut nonce) {
+            return Err(Misfit { member: "nonce", wants: "must be 32 lowercase hexadecimal digits" });
+        }
+        let list = fields.list("ops")?;
+        if list.is_empty() || list.len() > OPS_MAX {
+            return Err(Misfit { member: "ops", wants: "must be 1 to 1024 operations" });
+        }
+        let ops = list.iter().map(Op::from_json).collect::<Result<Vec<_>, _>>()?;
+        let mut keys: Vec<&Key> = ops.iter().map(|op| &op.key).collect();
+        keys.sort();
+        if keys.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Misfit { member: "ops", wants: "must name an item once" });
+        }
+        let payload = Self {
+            base_version: fields.whole("base_version")?,
+            signers_version: fields.whole("signers_version")?,
+            nonce,
+            ops,
+            note: fields.text("note")?.to_owned(),
+            expires_at: fields.whole("expires_at")?,
+        };
+        fields.end("payload")?;
+        Ok(payload)
+    }
+
+    /// Its canonical form.
+    pub fn canonical(&self) -> String {
+        let mut out = String::with_capacity(256);
+        let _ = write!(
+            out,
+            r#"{{"base_version":{},"expires_at":{},"nonce":""#,
+            self.base_version, self.expires_at
+        );
+        let mut digits = [0; 32];
+        hex(&self.nonce, &mut digits);
+        out.push_str(std::str::from_utf8(&digits).expect("hexadecimal digits"));
+        out.push_str(r#"","note":"#);
+        write_text(&self.note, &mut out);
+        out.push_str(r#","ops":["#);
+        for (index, op) in self.ops.iter().enumerate() {
+            out.push_str(if index > 0 { ",{" } else { "{" });
+            if let Some(body) = &op.body {
+                let _ = write!(out, r#""body":{body},"#);
+            }
+            out.push_str(r#""id":"#);
+            write_text(&op.key.id, &mut out);
+            out.push_str(r#","kind":"#);
+            write_text(&op.key.kind, &mut out);
+            out.push_str(if op.body.is_some() { r#","op":"put"}"# } else { r#","op":"delete"}"# });
+        }
+        let _ = write!(out, r#"],"schema":"{SCHEMA}","signers_version":{}}}"#, self.signers_version);
+        out
+    }
+
+    /// The body it proposes for the signer set, if it changes that.
+    pub(crate) fn signers_body(&self) -> Option<&str> {
+        self.ops.iter().find(|op| op.key.is_signers())?.body.as_deref()
+    }
+}
+
+impl Op {
+    fn from_json(json: &Json<'_>) -> Result<Self, Misfit> {
+        let mut fields = Fields::of(json, "op")?;
+        let key = Key::new(fields.text("kind")?, fields.text("id")?)?;
+        let body = match fields.text("op")? {
+            "put" => {
+                let body = fields.any("body")?;
+                check_body(&key.kind, body)?;
+                Some(body.canonical())
+            }
+            "delete" if key.is_signers() => {
+                return Err(Misfit { member: "op", wants: "must not delete the signer set" });
+            }
+            "delete" => None,
+            _ => return Err(Misfit { member: "op", wants: "must be `put` or `delete`" }),
+        };
+        fields.end("op")?;
+        Ok(Self { key, body })
+    }
+}

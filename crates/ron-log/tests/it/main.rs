@@ -1,0 +1,5 @@
+//! The crate from outside: what may become an entry, and what must not.
+
+mod chain;
+mod fixture;
+mod quorum;
