@@ -10,6 +10,7 @@ pub mod bus;
 pub mod channel;
 pub mod config;
 pub mod date;
+pub mod fnv;
 pub mod health;
 pub mod http;
 pub mod inventory;

@@ -4,6 +4,7 @@
 //! takes no lock that an increment takes; only the first sight of a label set does. Gauges are computed when
 //! scraped. Every family is bounded: past its cap new label sets share the series `other`.
 
+use crate::fnv::Fnv;
 use arc_swap::ArcSwap;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write as _};
@@ -117,22 +118,13 @@ impl Hasher for AsIs {
     }
 }
 
-/// FNV-1a, eight bytes at a time where it can: label values are ours, so nobody can choose them to collide.
 fn hash_of(values: &[&str]) -> u64 {
-    const PRIME: u64 = 0x0100_0000_01b3;
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    let mut hash = Fnv::default();
     for value in values {
-        let (words, rest) = value.as_bytes().as_chunks::<8>();
-        for word in words {
-            hash = (hash ^ u64::from_le_bytes(*word)).wrapping_mul(PRIME);
-            hash ^= hash >> 29;
-        }
-        for byte in rest {
-            hash = (hash ^ u64::from(*byte)).wrapping_mul(PRIME);
-        }
-        hash = (hash ^ 0xff).wrapping_mul(PRIME);
+        hash.write(value.as_bytes());
+        hash.write_u8(0xff);
     }
-    hash ^ (hash >> 32)
+    hash.finish()
 }
 
 /// All series of one name. `N` is the number of labels.

@@ -18,7 +18,12 @@ pub struct CorrId(HeaderValue);
 
 impl CorrId {
     pub fn from_headers(headers: &HeaderMap) -> CorrId {
-        match headers.get(X_CORR_ID) {
+        CorrId::of(headers.get(X_CORR_ID))
+    }
+
+    /// The one that was sent, or a new one.
+    pub fn of(sent: Option<&HeaderValue>) -> CorrId {
+        match sent {
             Some(value) if is_sane(value.as_bytes()) => CorrId(value.clone()),
             _ => CorrId::new(),
         }
@@ -45,20 +50,18 @@ fn is_sane(value: &[u8]) -> bool {
 }
 
 fn uuid_v7(millis: u64, high: u64, low: u64) -> HeaderValue {
-    let bits = (u128::from(millis & 0xffff_ffff_ffff) << 80)
-        | (0x7 << 76)
-        | (u128::from(high & 0xfff) << 64)
-        | (0b10 << 62)
-        | u128::from(low >> 2);
-    let mut text = [0u8; 36];
+    let high = (millis << 16) | 0x7000 | (high & 0xfff);
+    let low = (0b10 << 62) | (low >> 2);
+    let mut text = [b'-'; 36];
     let mut at = 0;
-    for nibble in (0..32).rev() {
+    for byte in high.to_be_bytes().into_iter().chain(low.to_be_bytes()) {
         if matches!(at, 8 | 13 | 18 | 23) {
-            text[at] = b'-';
             at += 1;
         }
-        text[at] = b"0123456789abcdef"[((bits >> (nibble * 4)) & 0xf) as usize];
-        at += 1;
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        text[at] = DIGITS[usize::from(byte >> 4)];
+        text[at + 1] = DIGITS[usize::from(byte & 15)];
+        at += 2;
     }
     HeaderValue::from_bytes(&text).expect("hex digits and dashes are a valid header value")
 }

@@ -19,18 +19,16 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 
 /// Fields that concern one connection only.
 fn is_hop_by_hop(name: &HeaderName) -> bool {
-    matches!(
-        name.as_str(),
-        "connection"
-            | "keep-alive"
-            | "proxy-connection"
-            | "proxy-authenticate"
-            | "proxy-authorization"
-            | "te"
-            | "trailer"
-            | "transfer-encoding"
-            | "upgrade"
-    )
+    let name = name.as_str();
+    // By their first letters most fields are known not to be meant.
+    match name.as_bytes()[0] {
+        b'c' => name == "connection",
+        b'k' => name == "keep-alive",
+        b'p' => matches!(name, "proxy-connection" | "proxy-authenticate" | "proxy-authorization"),
+        b't' => matches!(name, "te" | "trailer" | "transfer-encoding"),
+        b'u' => name == "upgrade",
+        _ => false,
+    }
 }
 
 /// Fields that `Connection` names as concerning this connection only.
@@ -42,8 +40,10 @@ fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
 
 /// Removes from a response what is not for the client, before our own fields are added.
 pub(crate) fn clean_response(headers: &mut HeaderMap) {
-    for name in named_by_connection(headers) {
-        headers.remove(name);
+    if headers.contains_key(CONNECTION) {
+        for name in named_by_connection(headers) {
+            headers.remove(name);
+        }
     }
     retain(headers, |name| !is_hop_by_hop(name));
 }

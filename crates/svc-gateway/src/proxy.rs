@@ -384,7 +384,8 @@ impl Proxy {
         let (answer, loaded) =
             self.call(&snapshot.upstreams[index], &head, &mut body, silence, passing.budget, route).await?;
         let Answer { status, mut headers, payload } = answer;
-        let protocol = headers.get(UPGRADE).cloned();
+        let switched = status == StatusCode::SWITCHING_PROTOCOLS;
+        let protocol = if switched { headers.get(UPGRADE).cloned() } else { None };
         clean_response(&mut headers);
         if status == StatusCode::NO_CONTENT {
             headers.remove(CONTENT_LENGTH);

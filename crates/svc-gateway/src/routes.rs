@@ -3,6 +3,7 @@
 use crate::config::{RouteSettings, UpstreamSettings};
 use http::Method;
 use ron_kernel::config::Problems;
+use ron_kernel::fnv::FnvMap;
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
@@ -10,16 +11,16 @@ use std::collections::{HashMap, HashSet};
 #[derive(Debug, Default)]
 pub struct Routes {
     /// By host name; the empty name is every host, `*.example.org` stands under `.example.org`.
-    hosts: HashMap<String, Paths>,
+    hosts: FnvMap<String, Paths>,
     /// Methods that some route names.
     named: HashSet<Method>,
 }
 
 #[derive(Debug, Default)]
 struct Paths {
-    exact: HashMap<String, Vec<usize>>,
+    exact: FnvMap<String, Vec<usize>>,
     /// By prefix without its `/*`; the empty prefix is `/*`.
-    below: HashMap<String, Vec<usize>>,
+    below: FnvMap<String, Vec<usize>>,
     methods: Vec<(usize, Vec<Method>)>,
 }
 

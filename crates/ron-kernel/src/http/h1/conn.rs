@@ -13,7 +13,7 @@ use crate::http::serve::{ConnInfo, Handler, Server};
 use crate::http::table::{Entry, Order, Phase};
 use crate::http::tunnel::{Ended, Pump, Tunnel};
 use crate::metrics::Counter;
-use crate::problem::{CorrId, Rejection};
+use crate::problem::{CorrId, Rejection, X_CORR_ID};
 use crate::reason::Reason;
 use crate::task::panic_text;
 use bytes::{Buf, Bytes, BytesMut};
@@ -331,7 +331,7 @@ impl<'a, H: Handler> Conn<'a, H> {
         self.entry.state.set_phase(Phase::Busy);
         self.entry.state.set_request(&head.method, &head.uri);
         let asked = Asked { method: head.method.clone(), version: head.version, keep_alive: head.keep_alive };
-        let corr = CorrId::from_headers(&head.headers);
+        let sent = head.headers.get(X_CORR_ID).cloned();
         self.wire.interim.reset();
         let body = self.begin_body(&head, read_timeout);
         let mut request = Request::new(body);
@@ -346,14 +346,16 @@ impl<'a, H: Handler> Conn<'a, H> {
                 Some(Driven::Response(response)) => response,
                 Some(Driven::Panic(text)) => {
                     server.service.tasks().panicked("request", &text);
-                    server
-                        .refused(Rejection::new(Reason::Internal, "the request could not be answered"), &corr)
+                    server.refused(
+                        Rejection::new(Reason::Internal, "the request could not be answered"),
+                        &CorrId::of(sent.as_ref()),
+                    )
                 }
                 Some(Driven::Aborted) => {
                     server.service.tasks().aborted("request");
                     let late =
                         Rejection::new(Reason::Draining, "the service shut down before the answer was ready");
-                    server.refused(late, &corr)
+                    server.refused(late, &CorrId::of(sent.as_ref()))
                 }
                 None => {
                     server.count_left();
@@ -372,7 +374,7 @@ impl<'a, H: Handler> Conn<'a, H> {
                 false
             }
             Err(Cut::Body(error)) => {
-                tracing::debug!(%error, corr_id = corr.as_str(), "response cut");
+                tracing::debug!(%error, corr_id = CorrId::of(sent.as_ref()).as_str(), "response cut");
                 false
             }
             Err(Cut::Client) => false,

@@ -9,6 +9,7 @@ use http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING,
 };
 use http::{Method, StatusCode, Uri, Version};
+use std::mem::MaybeUninit;
 
 /// Headers parsed on the stack; a higher limit costs an allocation.
 const HEADERS_INLINE: usize = 100;
@@ -146,23 +147,17 @@ fn uri_max(limits: HeadLimits) -> usize {
     limits.bytes_max / 4
 }
 
-/// Slots for as many headers as the limits allow; `many` is filled only if the inline ones do not suffice.
-fn slots<'a, 'h>(
-    inline: &'a mut [httparse::Header<'h>; HEADERS_INLINE],
-    many: &'a mut Vec<httparse::Header<'h>>,
-    limits: HeadLimits,
-) -> &'a mut [httparse::Header<'h>] {
-    if limits.headers_max <= HEADERS_INLINE {
-        return inline;
-    }
-    many.resize(limits.headers_max, httparse::EMPTY_HEADER);
-    many
-}
-
 fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, HeadError> {
-    let (mut inline, mut many) = ([httparse::EMPTY_HEADER; HEADERS_INLINE], Vec::new());
-    let mut parsed = httparse::Request::new(slots(&mut inline, &mut many, limits));
-    match parsed.parse(head) {
+    // Nearly every head fits on the stack, without a slot being touched before its field is there.
+    let (mut inline, mut many) = ([const { MaybeUninit::uninit() }; HEADERS_INLINE], Vec::new());
+    let mut parsed = httparse::Request::new(&mut []);
+    let mut outcome = parsed.parse_with_uninit_headers(head, slots(&mut inline, limits));
+    if outcome == Err(httparse::Error::TooManyHeaders) && limits.headers_max > HEADERS_INLINE {
+        many.resize_with(limits.headers_max, MaybeUninit::uninit);
+        parsed = httparse::Request::new(&mut []);
+        outcome = parsed.parse_with_uninit_headers(head, &mut many);
+    }
+    match outcome {
         Ok(httparse::Status::Complete(_)) => {}
         Ok(httparse::Status::Partial) => return Err(HeadError::Malformed("the head is incomplete")),
         Err(error) => return Err(malformed(error)),
@@ -188,9 +183,16 @@ fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, HeadEr
 }
 
 fn parse_response(head: &Bytes, limits: HeadLimits, method: &Method) -> Result<ResponseHead, HeadError> {
-    let (mut inline, mut many) = ([httparse::EMPTY_HEADER; HEADERS_INLINE], Vec::new());
-    let mut parsed = httparse::Response::new(slots(&mut inline, &mut many, limits));
-    match parsed.parse(head) {
+    let (mut inline, mut many) = ([const { MaybeUninit::uninit() }; HEADERS_INLINE], Vec::new());
+    let (config, mut parsed) = (httparse::ParserConfig::default(), httparse::Response::new(&mut []));
+    let slots = slots(&mut inline, limits);
+    let mut outcome = config.parse_response_with_uninit_headers(&mut parsed, head, slots);
+    if outcome == Err(httparse::Error::TooManyHeaders) && limits.headers_max > HEADERS_INLINE {
+        many.resize_with(limits.headers_max, MaybeUninit::uninit);
+        parsed = httparse::Response::new(&mut []);
+        outcome = config.parse_response_with_uninit_headers(&mut parsed, head, &mut many);
+    }
+    match outcome {
         Ok(httparse::Status::Complete(_)) => {}
         Ok(httparse::Status::Partial) => return Err(HeadError::Malformed("the head is incomplete")),
         Err(error) => return Err(malformed(error)),
@@ -202,6 +204,12 @@ fn parse_response(head: &Bytes, limits: HeadLimits, method: &Method) -> Result<R
     let framing = response_framing(&headers, status, method)?;
     let keep_alive = keeps_alive(&headers, version) && framing != Framing::UntilClose;
     Ok(ResponseHead { status, version, headers, framing, keep_alive })
+}
+
+/// As many of the inline slots as the limits allow.
+fn slots<T>(inline: &mut [T], limits: HeadLimits) -> &mut [T] {
+    let count = limits.headers_max.min(inline.len());
+    &mut inline[..count]
 }
 
 fn malformed(error: httparse::Error) -> HeadError {
