@@ -5,10 +5,14 @@ use fips204::ml_dsa_44;
 use fips204::traits::{KeyGen as _, SerDes as _, Signer as _};
 use ron_log::approval::{Sig, approval_message};
 use ron_log::key::PublicKey;
+use ron_log::proof::Inclusion;
+use ron_log::tile::Tile;
+use ron_log::tree::{inclusion, leaf_hash};
 use ron_log::{
-    Approval, B3, CheckedApproval, Entry, Key, Op, Payload, Proposal, Role, Signer, SignerSet, State,
-    TrustRoots,
+    Approval, B3, CheckedApproval, Checkpoint, Entry, Key, NoteKey, Op, Payload, Proposal, Role, Signer,
+    SignerSet, State, Tree, TrustRoots,
 };
+use std::collections::BTreeMap;
 
 /// The key whose seed is this byte, 32 times.
 pub(crate) fn key(seed: u8) -> SigningKey {
@@ -96,4 +100,66 @@ pub(crate) fn commit(state: &mut State, ops: Vec<Op>, seeds: &[u8]) -> (Entry, P
         state.commit(&proposal, &approvals, 1_000_000, ron_log::ConflictRule::Touched).expect("a commit");
     state.apply(&entry, proposal.payload()).expect("the next entry");
     (entry, proposal)
+}
+
+/// The log's own key.
+pub(crate) fn log_key() -> SigningKey {
+    key(200)
+}
+
+pub(crate) fn log_note_key() -> NoteKey {
+    NoteKey::ed25519(&roots().log, log_key().verifying_key())
+}
+
+/// A log as a node would keep it.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    pub(crate) changes: Vec<(Entry, Proposal)>,
+    pub(crate) tree: Tree,
+    pub(crate) hashes: BTreeMap<(u8, u64), Vec<u8>>,
+}
+
+impl Log {
+    pub(crate) fn push(&mut self, change: (Entry, Proposal)) {
+        let hashes = &mut self.hashes;
+        self.tree.append(leaf_hash(change.0.bytes()), |level, place, hash| {
+            hashes.entry((level, place / 256)).or_default().extend_from_slice(hash);
+        });
+        self.changes.push(change);
+    }
+
+    pub(crate) fn tile(&self, tile: Tile) -> Result<Vec<u8>, std::convert::Infallible> {
+        Ok(self.hashes[&(tile.level, tile.index)][..usize::from(tile.width) * 32].to_vec())
+    }
+
+    pub(crate) fn checkpoint(&self) -> Checkpoint {
+        Checkpoint { origin: roots().log, size: self.tree.size(), root: self.tree.root() }
+    }
+
+    /// A change with its path to the present root.
+    pub(crate) fn inclusion(&self, version: u64) -> Inclusion {
+        let path = inclusion(version, self.tree.size(), |tile| self.tile(tile)).expect("a path");
+        let (entry, proposal) = self.changes[version as usize].clone();
+        Inclusion { entry, proposal, path }
+    }
+}
+
+/// A log of so many changes after its genesis; every fourth changes the signer set.
+pub(crate) fn log_of(count: u8) -> (Log, State) {
+    let mut log = Log::default();
+    let mut state = State::genesis(&roots());
+    log.push(roots().genesis());
+    let mut seeds = [1, 2, 3];
+    for number in 1..=count {
+        if number % 4 == 0 {
+            let next = [seeds[1], seeds[2], seeds[2] + 1];
+            let ops = vec![put("signers", "main", &set(2, &next).canonical())];
+            log.push(commit(&mut state, ops, &[seeds[1], seeds[2]]));
+            seeds = next;
+        } else {
+            let ops = vec![put("x-note", &format!("n{}", number % 5), &format!(r#"{{"n":{number}}}"#))];
+            log.push(commit(&mut state, ops, &seeds[1..]));
+        }
+    }
+    (log, state)
 }

@@ -2,4 +2,7 @@
 
 mod chain;
 mod fixture;
+mod notes;
+mod proof_file;
 mod quorum;
+mod tree;
