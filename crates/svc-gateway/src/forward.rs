@@ -40,11 +40,14 @@ fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
 
 /// Removes from a response what is not for the client, before our own fields are added.
 pub(crate) fn clean_response(headers: &mut HeaderMap) {
-    if headers.contains_key(CONNECTION) {
+    // The two words that are usually there name no field.
+    let words = |value: &HeaderValue| matches!(value.as_bytes(), b"keep-alive" | b"close");
+    if !headers.get_all(CONNECTION).iter().all(words) {
         for name in named_by_connection(headers) {
             headers.remove(name);
         }
     }
+    headers.remove(CONNECTION);
     retain(headers, |name| !is_hop_by_hop(name));
 }
 
