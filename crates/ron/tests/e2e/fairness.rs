@@ -283,7 +283,7 @@ fn weights_and_quanta_are_honoured_to_a_twentieth() {
         ("own", "class = \"internal\""),
     ];
     // A turn is worth one request; the weights are the defaults, 1 to 5 to 10.
-    let gateway = "max_conns_per_ip = 1000\n[gateway.fair_queue]\nquantum_bytes = \"4KiB\"";
+    let gateway = "max_conns_per_ip = 1000\n[gateway.fair_queue]\nquantum_bytes = \"4KiB\"\nrequest_cost_bytes = \"4KiB\"";
     let node = Node::start(&["gateway"], &slow(&origin, gateway, 1, &tenants(&list)));
     let mut waiting = send(&node, "anon", 1);
     node.eventually("it runs", |_| order(&origin).len() == 1);
@@ -371,53 +371,25 @@ fn after_an_overload_everything_is_back_within_a_second() {
 }
 
 #[test]
-fn one_that_floods_leaves_the_others_their_share() {
+fn a_flood_is_counted_once_wherever_it_is_counted() {
     let origin = Origin::start(|_| Script::After(Duration::from_millis(10)));
-    let rest = tenants(&[("flood", ""), ("b", ""), ("c", "")]);
+    let rest = tenants(&[("flood", ""), ("b", "")]);
     let gateway = "fair_queue = { work_capacity = 24, workers = 2 }";
     let node = Node::start(&["gateway"], &slow(&origin, gateway, 4, &rest));
-    let loads = [Load::start(&node, "flood", 60), Load::start(&node, "b", 6), Load::start(&node, "c", 6)];
-    std::thread::sleep(Duration::from_secs(1));
-    let before = loads.each_ref().map(Load::good);
-    std::thread::sleep(Duration::from_secs(4));
-    let after = loads.each_ref().map(Load::good);
-    let served: Vec<f64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
-    let jain = served.iter().sum::<f64>().powi(2) / (3.0 * served.iter().map(|n| n * n).sum::<f64>());
-    assert!(jain >= 0.98, "ten times the demand, one share: {served:?}, Jain {jain}");
-    assert!(node.metric("busy_rejections_total{service=\"gateway\",endpoint=\"/*\",queue=\"\"}") > 0.0);
-    let busy = node.metric("rejected_total{service=\"gateway\",reason=\"busy\"}");
-    assert!((node.metric("queue_dropped_total{service=\"gateway\",queue=\"work\"}") - busy).abs() < 60.0);
-    assert!(
-        node.metric("fq_queued{tenant=\"flood\"}") > 0.0
+    let loads = [Load::start(&node, "flood", 60), Load::start(&node, "b", 6)];
+    node.eventually("there are refusals, and some wait and run", |node| {
+        node.metric("rejected_total{service=\"gateway\",reason=\"busy\"}") > 100.0
+            && node.metric("fq_queued{tenant=\"flood\"}") > 0.0
             && node.metric("fq_inflight{class=\"authed\"}") > 0.0
-    );
-    assert!(node.metric("fq_served_cost_total{tenant=\"b\"}") > 0.0);
+            && node.metric("fq_served_cost_total{tenant=\"b\"}") > 0.0
+    });
     for load in loads {
         load.end();
     }
-}
-
-#[test]
-fn quanta_and_weights_divide_the_work() {
-    let origin = Origin::start(|_| Script::After(Duration::from_millis(10)));
-    let rest = tenants(&[("one", "quantum = 1"), ("three", "quantum = 3"), ("anon", "class = \"anon\"")]);
-    let gateway = "[gateway.fair_queue]\nquantum_bytes = \"4KiB\"\nrequest_cost_bytes = \"4KiB\"\nweights = { anon = 1, authed = 4, internal = 10 }";
-    let node = Node::start(&["gateway"], &slow(&origin, gateway, 4, &rest));
-    let loads =
-        [Load::start(&node, "one", 20), Load::start(&node, "three", 20), Load::start(&node, "anon", 20)];
-    std::thread::sleep(Duration::from_secs(1));
-    let before = loads.each_ref().map(Load::good);
-    std::thread::sleep(Duration::from_secs(5));
-    let after = loads.each_ref().map(Load::good);
-    let served: Vec<f64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
-    let total: f64 = served.iter().sum();
-    let expected = [0.2, 0.6, 0.2];
-    for (served, expected) in served.iter().zip(expected) {
-        assert!((served / total - expected).abs() < 0.05, "{served} of {total}, expected {expected}");
-    }
-    for load in loads {
-        load.end();
-    }
+    let busy = node.metric("rejected_total{service=\"gateway\",reason=\"busy\"}");
+    assert_eq!(node.metric("busy_rejections_total{service=\"gateway\",endpoint=\"/*\",queue=\"\"}"), busy);
+    assert_eq!(node.metric("queue_dropped_total{service=\"gateway\",queue=\"work\"}"), busy);
+    assert_eq!(node.metric("fq_queued{tenant=\"flood\"}"), 0.0);
 }
 
 #[test]
