@@ -30,9 +30,9 @@ pub struct Approval {
 /// Its signature, by what made it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sig {
-    Ed25519(Box<[u8; 64]>),
+    Ed25519([u8; 64]),
     MlDsa44(Box<[u8; ML_DSA_44_SIG]>),
-    Hybrid(Box<[u8; 64]>, Box<[u8; ML_DSA_44_SIG]>),
+    Hybrid([u8; 64], Box<[u8; ML_DSA_44_SIG]>),
 }
 
 /// Why an approval does not count.
@@ -53,7 +53,7 @@ impl Approval {
     /// Approves a payload with an Ed25519 key.
     pub fn sign(signer: &str, key: &SigningKey, payload_b3: B3, signed_at: u64) -> Self {
         let sig = key.sign(approval_message(payload_b3).as_bytes()).to_bytes();
-        Self { signer: signer.to_owned(), sig: Sig::Ed25519(Box::new(sig)), signed_at }
+        Self { signer: signer.to_owned(), sig: Sig::Ed25519(sig), signed_at }
     }
 
     pub fn parse(bytes: &[u8]) -> Result<Self, ApprovalFormatError> {
@@ -71,12 +71,11 @@ impl Approval {
         let one = |json: &Json<'_>| json.text().and_then(|text| BASE64_STANDARD.decode(text).ok());
         let sig = fields.any("sig")?;
         let sig = match (fields.text("alg")?, sig) {
-            ("ed25519", sig) => one(sig).and_then(|bytes| bytes.try_into().ok()).map(Sig::Ed25519),
+            ("ed25519", sig) => ed25519(sig).map(Sig::Ed25519),
             ("ml-dsa-44", sig) => one(sig).and_then(|bytes| bytes.try_into().ok()).map(Sig::MlDsa44),
-            ("ed25519+ml-dsa-44", Json::List(both)) if both.len() == 2 => {
-                let a = one(&both[0]).and_then(|bytes| bytes.try_into().ok());
-                a.zip(one(&both[1]).and_then(|bytes| bytes.try_into().ok())).map(|(a, b)| Sig::Hybrid(a, b))
-            }
+            ("ed25519+ml-dsa-44", Json::List(both)) if both.len() == 2 => ed25519(&both[0])
+                .zip(one(&both[1]).and_then(|bytes| bytes.try_into().ok()))
+                .map(|(a, b)| Sig::Hybrid(a, b)),
             ("ed25519+ml-dsa-44", _) => None,
             _ => {
                 let wants = "must be `ed25519`, `ml-dsa-44` or `ed25519+ml-dsa-44`";
@@ -90,7 +89,7 @@ impl Approval {
     }
 
     pub fn canonical(&self) -> String {
-        let mut out = String::new();
+        let mut out = String::with_capacity(256);
         self.write(&mut out);
         out
     }
@@ -116,13 +115,23 @@ impl Approval {
         in_force: &SignerSet,
         proposed: Option<&SignerSet>,
     ) -> Result<CheckedApproval, ApprovalError> {
+        let by = self.signed_by(payload_b3, in_force, proposed)?;
+        Ok(CheckedApproval { by, approval: self, payload_b3 })
+    }
+
+    pub(crate) fn signed_by(
+        &self,
+        payload_b3: B3,
+        in_force: &SignerSet,
+        proposed: Option<&SignerSet>,
+    ) -> Result<Arc<Signer>, ApprovalError> {
         let known =
             [Some(in_force), proposed].into_iter().flatten().filter_map(|set| set.signer(&self.signer));
         let mut failed = ApprovalError::RevokedKey;
         let message = approval_message(payload_b3);
         for signer in known {
             if self.sig.is_by(&signer.keys, message.as_bytes()) {
-                return Ok(CheckedApproval { by: Arc::clone(signer), approval: self, payload_b3 });
+                return Ok(Arc::clone(signer));
             }
             failed = ApprovalError::InvalidSig;
         }
@@ -146,6 +155,13 @@ impl Sig {
     }
 }
 
+fn ed25519(json: &Json<'_>) -> Option<[u8; 64]> {
+    // Base64 is decoded in threes, and 66 is the next multiple.
+    let mut bytes = [0; 66];
+    let length = BASE64_STANDARD.decode_slice(json.text()?, &mut bytes).ok()?;
+    bytes.first_chunk().copied().filter(|_| length == 64)
+}
+
 /// Why bytes are no approval; all of it is `malformed`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -160,9 +176,10 @@ pub enum ApprovalFormatError {
 /// again and again, for the set may change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckedApproval {
-    approval: Approval,
-    payload_b3: B3,
-    by: Arc<Signer>,
+    pub(crate) approval: Approval,
+    pub(crate) payload_b3: B3,
+    /// As whom it was checked.
+    pub(crate) by: Arc<Signer>,
 }
 
 impl CheckedApproval {

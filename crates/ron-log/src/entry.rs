@@ -49,10 +49,7 @@ pub enum EntryError {
 impl Entry {
     /// Reads stored bytes, which must be canonical.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, EntryError> {
-        if bytes.len() > RECORD_MAX {
-            return Err(EntryError::TooLarge);
-        }
-        let record = EntryRecord::from_json(&Json::parse_canonical(&bytes)?)?;
+        let record = EntryRecord::parse(&bytes)?;
         let hash = entry_hash(&bytes);
         Ok(Self { record, bytes, hash })
     }
@@ -81,6 +78,13 @@ pub fn entry_hash(bytes: &[u8]) -> B3 {
 }
 
 impl EntryRecord {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, EntryError> {
+        if bytes.len() > RECORD_MAX {
+            return Err(EntryError::TooLarge);
+        }
+        Ok(Self::from_json(&Json::parse_canonical(bytes)?)?)
+    }
+
     fn from_json(json: &Json<'_>) -> Result<Self, Misfit> {
         let mut fields = Fields::of(json, "record")?;
         let mut hash = |member| {

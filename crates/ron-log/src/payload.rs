@@ -115,7 +115,7 @@ impl Payload {
             return Err(Misfit { member: "ops", wants: "must be 1 to 1024 operations" });
         }
         let ops = list.iter().map(Op::from_json).collect::<Result<Vec<_>, _>>()?;
-        let mut keys: Vec<&Key> = ops.iter().map(|op| &op.key).collect();
+        let mut keys: Vec<&Key> = ops.iter().map(|op| &op.key).filter(|_| ops.len() > 1).collect();
         keys.sort();
         if keys.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err(Misfit { member: "ops", wants: "must name an item once" });

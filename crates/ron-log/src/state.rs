@@ -196,11 +196,25 @@ impl State {
         Ok(before)
     }
 
-    fn put(&mut self, version: u64, payload: &Payload) -> Before {
+    /// Goes on from an entry whatever is wrong with it, so that a verifier can name every fault.
+    pub(crate) fn advance(&mut self, head: Head, payload: Option<Payload>) {
+        self.head = head;
+        let Some(payload) = payload else { return };
+        self.put_signers(head.version, &payload);
+        for Op { key, body } in payload.ops {
+            self.items.insert(key, Held { version: head.version, body: body.map(Arc::from) });
+        }
+    }
+
+    fn put_signers(&mut self, version: u64, payload: &Payload) {
         if let Some(body) = payload.signers_body() {
             self.signers = Arc::new(SignerSet::parse(body).expect("a payload's signer set was checked"));
             self.signers_version = version;
         }
+    }
+
+    fn put(&mut self, version: u64, payload: &Payload) -> Before {
+        self.put_signers(version, payload);
         let change = |op: &Op| {
             let held = Held { version, body: op.body.as_deref().map(Arc::from) };
             let before = self.items.insert(op.key.clone(), held);

@@ -23,7 +23,12 @@ pub(super) fn document(bytes: &[u8], canonical: bool) -> Result<Json<'_>, JsonEr
 
 /// RFC 8785 orders members by their UTF-16 code units.
 pub(super) fn order(a: &str, b: &str) -> Ordering {
-    if a.is_ascii() && b.is_ascii() { a.cmp(b) } else { a.encode_utf16().cmp(b.encode_utf16()) }
+    match a.bytes().zip(b.bytes()).find(|(a, b)| a != b) {
+        None => a.len().cmp(&b.len()),
+        // Below U+E000 bytes and units order alike; above, surrogates come first.
+        Some((a, b)) if a < 0xee || b < 0xee => a.cmp(&b),
+        Some(_) => a.encode_utf16().cmp(b.encode_utf16()),
+    }
 }
 
 struct Reader<'a> {
@@ -108,12 +113,12 @@ impl<'a> Reader<'a> {
 
     fn object(&mut self, depth: usize) -> Result<Json<'a>, JsonError> {
         self.at += 1;
-        let mut members: Vec<(Cow<'a, str>, Json<'a>)> = Vec::new();
         self.space();
         if self.peek() == Some(b'}') {
             self.at += 1;
-            return Ok(Json::Object(members));
+            return Ok(Json::Object(Vec::new()));
         }
+        let mut members: Vec<(Cow<'a, str>, Json<'a>)> = Vec::with_capacity(8);
         loop {
             self.space();
             if self.peek() != Some(b'"') {
@@ -146,8 +151,7 @@ impl<'a> Reader<'a> {
     fn string(&mut self) -> Result<Cow<'a, str>, JsonError> {
         self.at += 1;
         let start = self.at;
-        let plain = |byte: &u8| matches!(byte, b'"' | b'\\' | 0..0x20);
-        let end = self.bytes[start..].iter().position(plain).ok_or(self.bad("a string does not end"))?;
+        let end = self.run()?;
         self.at += end;
         if self.bytes[self.at] == b'"' {
             self.at += 1;
@@ -156,13 +160,12 @@ impl<'a> Reader<'a> {
         let mut out = self.text[start..self.at].to_owned();
         loop {
             let from = self.at;
-            let rest = self.bytes[from..].iter().position(plain).ok_or(self.bad("a string does not end"))?;
+            let rest = self.run()?;
             out.push_str(&self.text[from..from + rest]);
             self.at = from + rest + 1;
             match self.bytes[from + rest] {
                 b'"' => break,
-                b'\\' => out.push(self.escape()?),
-                _ => return Err(self.bad("a control character in a string")),
+                _ => out.push(self.escape()?),
             }
         }
         if self.canonical {
@@ -173,6 +176,14 @@ impl<'a> Reader<'a> {
             }
         }
         Ok(Cow::Owned(out))
+    }
+
+    /// How many bytes stand for themselves before a string ends or something is escaped.
+    fn run(&self) -> Result<usize, JsonError> {
+        let rest = &self.bytes[self.at..];
+        let length = memchr::memchr2(b'"', b'\\', rest).ok_or(self.bad("a string does not end"))?;
+        let control = rest[..length].iter().fold(false, |found, byte| found | (*byte < 0x20));
+        if control { Err(self.bad("a control character in a string")) } else { Ok(length) }
     }
 
     fn escape(&mut self) -> Result<char, JsonError> {

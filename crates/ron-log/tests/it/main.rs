@@ -6,3 +6,4 @@ mod notes;
 mod proof_file;
 mod quorum;
 mod tree;
+mod whole_log;

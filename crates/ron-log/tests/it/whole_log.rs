@@ -1,0 +1,251 @@
+//! A whole log is checked, in pieces or at once, and whatever was changed in it is named.
+
+use crate::fixture::{Log, log_key, log_note_key, log_of, roots};
+use ron_log::export::{ExportVerifier, ExportWriter, FrameKind};
+use ron_log::snapshot::PruneDigest;
+use ron_log::tile::Tile;
+use ron_log::tree::leaf_hash;
+use ron_log::{B3, Fault, FaultKind, PruneManifest, Signatures, Snapshot, State, Tree, Verifier};
+use std::convert::Infallible;
+use std::ops::ControlFlow;
+
+/// What a node keeps, as bytes that can be damaged.
+#[derive(Clone)]
+pub(crate) struct Kept {
+    entries: Vec<(Vec<u8>, Vec<u8>)>,
+    tiles: Vec<(Tile, Vec<u8>)>,
+    checkpoint: Vec<u8>,
+}
+
+impl Kept {
+    fn of(log: &Log) -> Self {
+        let bytes = |(entry, proposal): &(ron_log::Entry, ron_log::Proposal)| {
+            (entry.bytes().to_vec(), proposal.bytes().to_vec())
+        };
+        let tile = |((level, index), bytes): (&(u8, u64), &Vec<u8>)| {
+            (Tile { level: *level, index: *index, width: (bytes.len() / 32) as u16 }, bytes.clone())
+        };
+        Self {
+            entries: log.changes.iter().map(bytes).collect(),
+            tiles: log.hashes.iter().map(tile).collect(),
+            checkpoint: log.checkpoint().sign(&log_key()).to_string().into_bytes(),
+        }
+    }
+
+    fn run(&self, verifier: &mut Verifier, to: u64, stop: impl Fn(u64) -> bool) {
+        let read = |version: u64| Ok::<_, Infallible>(self.entries.get(version as usize).cloned());
+        let tile = |tile: Tile| {
+            Ok(self
+                .tiles
+                .iter()
+                .find(|(other, _)| (other.level, other.index) == (tile.level, tile.index))
+                .map(|(_, bytes)| bytes.clone()))
+        };
+        let progress =
+            |version| if stop(version) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        verifier.run(to, read, tile, progress).expect("reading from memory");
+    }
+
+    fn faults(&self, signatures: Signatures) -> Vec<Fault> {
+        let mut verifier = Verifier::new(roots(), Some(log_note_key()), signatures);
+        verifier.checkpoint(&self.checkpoint);
+        self.run(&mut verifier, self.entries.len() as u64 - 1, |_| false);
+        verifier.finish()
+    }
+}
+
+#[test]
+fn a_good_log_has_no_fault_at_once_or_in_pieces() {
+    let (log, state) = log_of(21);
+    let kept = Kept::of(&log);
+    assert_eq!(kept.faults(Signatures::Check), []);
+    let mut verifier = Verifier::new(roots(), Some(log_note_key()), Signatures::Check);
+    kept.run(&mut verifier, 21, |version| version == 9);
+    assert_eq!(verifier.next_version(), 10);
+    let (halfway, tree): (State, Tree) =
+        (verifier.state().expect("a state").clone(), verifier.tree().clone());
+    kept.run(&mut verifier, 21, |_| false);
+    assert_eq!((verifier.state(), verifier.faults()), (Some(&state), [].as_slice()));
+    let mut resumed = Verifier::resume(roots(), Some(log_note_key()), Signatures::Check, halfway, tree);
+    resumed.checkpoint(&kept.checkpoint);
+    kept.run(&mut resumed, 21, |_| false);
+    assert_eq!(resumed.state(), Some(&state));
+    assert_eq!(resumed.finish(), []);
+}
+
+#[test]
+fn faults_are_named_with_their_version() {
+    let (log, _) = log_of(12);
+    let good = Kept::of(&log);
+    let named = |kept: &Kept| -> Vec<u64> {
+        let mut versions: Vec<u64> =
+            kept.faults(Signatures::Check).iter().map(|fault| fault.version).collect();
+        versions.dedup();
+        versions
+    };
+    let mut two = good.clone();
+    let at = two.entries[5].1.len() - 3;
+    two.entries[5].1[at] ^= 1;
+    two.entries[9].1[at] ^= 1;
+    assert_eq!(named(&two), [5, 9], "a changed payload is its own version's fault");
+    let mut short = good.clone();
+    short.entries.truncate(10);
+    assert!(short.faults(Signatures::Check).contains(&Fault { version: 12, kind: FaultKind::Truncated }));
+    let mut swapped = good.clone();
+    swapped.entries.swap(6, 7);
+    assert!(named(&swapped).starts_with(&[6]));
+    let mut lost = good.clone();
+    lost.tiles[0].1.truncate(32);
+    assert!(matches!(lost.faults(Signatures::Check)[..], [Fault { version: 0, kind: FaultKind::Tile(_) }]));
+    let mut other = roots();
+    other.signers = crate::fixture::set(2, &[2, 3, 4]);
+    let mut verifier = Verifier::new(other, None, Signatures::Check);
+    good.run(&mut verifier, 12, |_| false);
+    assert_eq!(verifier.faults()[0], Fault { version: 0, kind: FaultKind::Genesis });
+}
+
+#[test]
+fn an_unapproved_entry_is_found_though_the_chain_is_whole() {
+    let (mut log, state) = log_of(5);
+    let proposal = crate::fixture::propose(&state, vec![crate::fixture::put("x-note", "n1", "1")]);
+    let approvals = crate::fixture::checked(&state, &proposal, &[2, 3]);
+    let entry =
+        state.commit(&proposal, &approvals, 1_000_000, ron_log::ConflictRule::Touched).expect("a commit");
+    let mut record = entry.record().clone();
+    record.approvals.truncate(1);
+    log.push((ron_log::Entry::new(record.clone()).expect("a record"), proposal.clone()));
+    let faults = Kept::of(&log).faults(Signatures::Trust);
+    assert_eq!(faults, [Fault { version: 6, kind: FaultKind::Quorum }]);
+    let (mut log, _) = log_of(5);
+    record.approvals = entry.record().approvals.clone();
+    record.approvals[1].sig = record.approvals[0].sig.clone();
+    log.push((ron_log::Entry::new(record).expect("a record"), proposal));
+    assert_eq!(Kept::of(&log).faults(Signatures::Trust), [], "all but the signatures");
+    let faults = Kept::of(&log).faults(Signatures::Check);
+    assert!(
+        matches!(&faults[..], [Fault { version: 6, kind: FaultKind::Approval(signer, _) }, _] if signer == "s3")
+    );
+}
+
+#[test]
+fn any_changed_byte_of_what_is_kept_is_found() {
+    let (log, _) = log_of(4);
+    let good = Kept::of(&log);
+    let found = |kept: &Kept, what: &str, at: usize| {
+        assert_ne!(kept.faults(Signatures::Trust), [], "{what}, byte {at}");
+    };
+    for version in 0..good.entries.len() {
+        for at in 0..good.entries[version].0.len() {
+            let mut kept = good.clone();
+            kept.entries[version].0[at] ^= 1 << (at % 8);
+            found(&kept, &format!("record {version}"), at);
+        }
+        for at in 0..good.entries[version].1.len() {
+            let mut kept = good.clone();
+            kept.entries[version].1[at] ^= 1 << (at % 8);
+            found(&kept, &format!("payload {version}"), at);
+        }
+    }
+    for at in 0..good.tiles[0].1.len() {
+        let mut kept = good.clone();
+        kept.tiles[0].1[at] ^= 1 << (at % 8);
+        found(&kept, "tile", at);
+    }
+    for at in 0..good.checkpoint.len() {
+        let mut kept = good.clone();
+        kept.checkpoint[at] ^= 1 << (at % 8);
+        found(&kept, "checkpoint", at);
+    }
+}
+
+/// An export of the log; one of a pruned log keeps the versions from `min` on.
+pub(crate) fn export(log: &Log, min: usize) -> Vec<u8> {
+    let (mut writer, mut out) = ExportWriter::begin(&roots(), &log_note_key());
+    let (mut state, mut tree) = (State::genesis(&roots()), Tree::default());
+    tree.append(leaf_hash(log.changes[0].0.bytes()), |_, _, _| {});
+    if min > 0 {
+        let mut digest = PruneDigest::default();
+        let mut leaves = leaf_hash(log.changes[0].0.bytes()).to_vec();
+        digest.push(log.changes[0].0.hash(), log.changes[0].1.b3());
+        for (entry, proposal) in &log.changes[1..min] {
+            state.apply(entry, proposal.payload()).expect("the next");
+            digest.push(entry.hash(), proposal.b3());
+            leaves.extend(leaf_hash(entry.bytes()));
+            tree.append(leaf_hash(entry.bytes()), |_, _, _| {});
+        }
+        let covering = log.checkpoint();
+        let (log_name, digest) = (roots().log, digest.finish());
+        let manifest = PruneManifest {
+            log: log_name.clone(),
+            min_version: min as u64,
+            size: covering.size,
+            root: covering.root,
+            digest,
+            pruned_at: 5,
+        };
+        let bytes = state.canonical();
+        let ron_log::Head { version, hash } = state.head();
+        let snapshot = Snapshot { log: log_name, version, hash, state_b3: B3::of(bytes.as_bytes()) };
+        for (kind, content) in [
+            (FrameKind::PruneManifest, manifest.sign(&log_key()).to_string().into_bytes()),
+            (FrameKind::PrunedLeaves, leaves),
+            (FrameKind::SnapshotNote, snapshot.sign(&log_key()).to_string().into_bytes()),
+            (FrameKind::SnapshotState, bytes.into_bytes()),
+        ] {
+            out.extend(writer.frame(kind, &content));
+        }
+    }
+    for (version, (entry, proposal)) in log.changes.iter().enumerate().skip(min) {
+        out.extend(writer.frame(FrameKind::Record, entry.bytes()));
+        out.extend(writer.frame(FrameKind::Payload, proposal.bytes()));
+        if version > 0 {
+            tree.append(leaf_hash(entry.bytes()), |_, _, _| {});
+        }
+        if version % 3 == 2 {
+            let checkpoint =
+                ron_log::Checkpoint { origin: roots().log, size: tree.size(), root: tree.root() };
+            out.extend(
+                writer.frame(FrameKind::Checkpoint, checkpoint.sign(&log_key()).to_string().as_bytes()),
+            );
+        }
+    }
+    out.extend(writer.end());
+    out
+}
+
+fn faults_of(bytes: &[u8], piece: usize) -> Vec<Fault> {
+    let mut verifier = ExportVerifier::new(roots().b3(), Some(log_note_key()), Signatures::Trust);
+    bytes.chunks(piece).for_each(|piece| verifier.push(piece));
+    verifier.finish()
+}
+
+#[test]
+fn an_export_is_whole_or_its_faults_are_named() {
+    let (log, state) = log_of(10);
+    for min in [0, 1, 6] {
+        let bytes = export(&log, min);
+        assert_eq!(faults_of(&bytes, 7), faults_of(&bytes, bytes.len()));
+        let mut verifier = ExportVerifier::new(roots().b3(), None, Signatures::Check);
+        verifier.push(&bytes);
+        assert_eq!(verifier.verifier().and_then(Verifier::state), Some(&state));
+        assert_eq!(verifier.finish(), [], "from version {min}");
+        assert!(!faults_of(&bytes[..bytes.len() - 1], 4096).is_empty(), "cut short");
+        assert!(!faults_of(&[&bytes[..], b"\0"].concat(), 4096).is_empty(), "followed by more");
+    }
+    let mut verifier = ExportVerifier::new(B3::ZERO, None, Signatures::Check);
+    verifier.push(&export(&log, 0));
+    assert!(!verifier.finish().is_empty(), "other roots");
+}
+
+#[test]
+fn any_changed_byte_of_an_export_is_found() {
+    let (log, _) = log_of(4);
+    for min in [0, 3] {
+        let good = export(&log, min);
+        for at in 0..good.len() {
+            let mut bytes = good.clone();
+            bytes[at] ^= 1 << (at % 8);
+            assert_ne!(faults_of(&bytes, bytes.len()), [], "byte {at} of {}", good.len());
+        }
+    }
+}
