@@ -42,6 +42,9 @@ pub(crate) enum Command {
     /// Ask the gateway of a running node.
     #[command(subcommand)]
     Gateway(GatewayCommand),
+    /// Make trust roots, sign proposals and verify what a registry gave away; works on files alone.
+    #[command(subcommand)]
+    Registry(RegistryCommand),
     /// Look at the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -101,6 +104,55 @@ pub(crate) enum GatewayCommand {
         client: Option<std::net::IpAddr>,
         #[command(flatten)]
         target: Target,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RegistryCommand {
+    /// Make the trust roots: the first signer set, and the log's name. Prints the hash that pins them.
+    Genesis {
+        /// The log's name: a checkpoint's origin and its key's name.
+        #[arg(long, value_name = "NAME", default_value = "ron.local/registry")]
+        log: String,
+        /// How many signers must approve a change.
+        #[arg(long, value_name = "M")]
+        threshold: u64,
+        /// A signer and its key, NAME=ed25519:…; may be given more than once. Two keys with a comma are a hybrid signer.
+        #[arg(long, required = true, value_name = "NAME=KEY")]
+        signer: Vec<String>,
+        /// The file to make.
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+    },
+    /// Approve a proposal offline, and print the approval.
+    Sign {
+        /// The proposal's file, or its id (b3:…).
+        #[arg(value_name = "ID|FILE")]
+        proposal: String,
+        /// The signer's private key.
+        #[arg(long, value_name = "FILE")]
+        key: PathBuf,
+        /// The signer's name in the signer set.
+        #[arg(long, value_name = "NAME")]
+        signer: String,
+        /// Where to write the approval instead.
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// Check an export or a proof with nothing but files: 0 if it is good, else 1 and a line for each fault.
+    Verify {
+        /// An export.
+        #[arg(long, value_name = "FILE", conflicts_with = "proof")]
+        export: Option<PathBuf>,
+        /// A .tlog-proof file.
+        #[arg(long, value_name = "FILE")]
+        proof: Option<PathBuf>,
+        /// The trust roots.
+        #[arg(long, value_name = "FILE", default_value = "trust-roots.json")]
+        trust_roots: PathBuf,
+        /// The log's key. Without it, an export's own is taken: then it is known to be whole, not whose it is.
+        #[arg(long, value_name = "ed25519:…")]
+        log_key: Option<String>,
     },
 }
 

@@ -4,6 +4,7 @@ mod cli;
 mod client;
 mod commands;
 mod gateway;
+mod registry;
 
 use clap::Parser as _;
 use ron_kernel::config::Problems;

@@ -12,6 +12,7 @@ mod limits;
 mod operators;
 mod proxy;
 mod reasons;
+mod registry;
 mod reload;
 mod soak;
 mod upstreams;
