@@ -6,4 +6,5 @@ mod notes;
 mod proof_file;
 mod quorum;
 mod tree;
+mod vectors;
 mod whole_log;

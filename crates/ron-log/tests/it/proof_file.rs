@@ -5,7 +5,7 @@ use ron_log::checkpoint::cosign;
 use ron_log::proof::ProofFileError;
 use ron_log::{NoteKey, ProofFile, TrustRoots};
 
-fn proof(log: &Log, version: u64) -> ProofFile {
+pub(crate) fn proof(log: &Log, version: u64) -> ProofFile {
     let changes_signers =
         |version: &u64| log.changes[*version as usize].1.payload().ops.iter().any(|op| op.key.is_signers());
     let mut checkpoint = log.checkpoint().sign(&log_key());
@@ -17,7 +17,7 @@ fn proof(log: &Log, version: u64) -> ProofFile {
     }
 }
 
-fn witness() -> NoteKey {
+pub(crate) fn witness() -> NoteKey {
     NoteKey::cosignature("w.example/1", key(60).verifying_key())
 }
 
