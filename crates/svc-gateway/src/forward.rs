@@ -6,6 +6,7 @@ use http::header::{
     TE, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use http::request::Parts;
+use http::uri::Authority;
 use http::{Method, Request, StatusCode, Uri, Version};
 use ron_kernel::admission::deadline::{Budget, GRPC_TIMEOUT, REQUEST_TIMEOUT};
 use ron_kernel::http::client::{Outgoing, retain};
@@ -132,9 +133,13 @@ impl Outgoing for Forward<'_> {
     fn http2(&self, scheme: &str, authority: &str) -> Request<()> {
         let mut target = BytesMut::new();
         self.push_target(&mut target);
-        let host = std::str::from_utf8(self.host()).ok().filter(|host| !host.is_empty());
-        let uri =
-            Uri::builder().scheme(scheme).authority(host.unwrap_or(authority)).path_and_query(&target[..]);
+        // A host that HTTP/1.1 lets pass and HTTP/2 cannot say must not cost the request its path.
+        let host = Authority::try_from(self.host()).ok();
+        let uri = Uri::builder().scheme(scheme).path_and_query(&target[..]);
+        let uri = match host {
+            Some(host) => uri.authority(host),
+            None => uri.authority(authority),
+        };
         let mut request = Request::new(());
         *request.method_mut() = self.request.method.clone();
         *request.uri_mut() = uri.build().unwrap_or_default();

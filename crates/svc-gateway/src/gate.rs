@@ -455,15 +455,23 @@ impl Drop for Pass {
 }
 
 /// The scheduler: whenever there may be room, takes jobs out in fair order and gives them to the workers.
-pub(crate) async fn schedule(gate: Arc<Gate>, sched: Sender<Dispatched>, shutdown: Shutdown) -> TaskResult {
-    let mut batch = Vec::with_capacity(BATCH);
+/// In a drain it goes on until `idle` says that no request can come any more.
+pub(crate) async fn schedule(
+    gate: Arc<Gate>,
+    sched: Sender<Dispatched>,
+    shutdown: Shutdown,
+    idle: impl Fn() -> bool,
+) -> TaskResult {
+    let (mut batch, mut draining) = (Vec::with_capacity(BATCH), false);
     loop {
         tokio::select! {
             biased;
-            // What is queued still drains.
-            () = shutdown.draining(), if gate.queued() == 0 => return Ok(()),
             () = gate.wake.notified() => {}
-            () = tokio::time::sleep(LOOK), if gate.queued() > 0 => {}
+            () = tokio::time::sleep(LOOK), if gate.queued() > 0 || draining => {}
+            () = shutdown.draining(), if !draining => draining = true,
+        }
+        if draining && gate.queued() == 0 && idle() {
+            return Ok(());
         }
         loop {
             let more = gate.dispatch(&mut batch);

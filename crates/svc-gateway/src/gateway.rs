@@ -260,7 +260,10 @@ fn start_scheduling(service: &Service, settings: &GatewaySettings, gate: &Arc<Ga
     let receiver = Arc::new(receiver);
     let (own, gate_of) = (service.clone(), gate.clone());
     service.permanent("scheduler", 0, move || {
-        gate::schedule(gate_of.clone(), sender.clone(), own.shutdown().clone())
+        let tasks = own.tasks().clone();
+        gate::schedule(gate_of.clone(), sender.clone(), own.shutdown().clone(), move || {
+            tasks.live_scoped() == 0
+        })
     });
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let workers = if fair.workers == 0 { cores.min(8) } else { fair.workers };

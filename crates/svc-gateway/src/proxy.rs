@@ -436,9 +436,19 @@ impl Proxy {
             let mut watched = upstream.watch().map_err(|wait| {
                 Rejection::new(Reason::BreakerOpen, "the upstream keeps failing").retry_after(seconds(wait))
             })?;
+            if budget.is_over(Instant::now()) {
+                return Err(Rejection::new(
+                    Reason::Deadline,
+                    "the deadline passed before the upstream was asked",
+                ));
+            }
             let called = upstream.call(head, body, silence, &mut tried);
             let Some(outcome) = before(budget.until, head.conn, called).await else {
-                watched.good = Some(false);
+                // A deadline of the client's own says nothing about the upstream: else anybody could open its breaker.
+                if budget.client.is_none_or(|own| own > budget.until) {
+                    watched.good = Some(false);
+                    upstream.note_silence(tried.last());
+                }
                 self.rpc_timeouts.inc();
                 return Err(Rejection::new(Reason::Deadline, "the upstream did not answer in time"));
             };
@@ -448,6 +458,10 @@ impl Proxy {
                 }
                 // What the client did wrong is not held against the upstream.
                 Err(Failure::Call(CallError::RequestBody(_))) => {
+                    return outcome.map_err(|failure| refusal(failure, &route.upstream));
+                }
+                // Nor is a protocol that the server does not know.
+                Err(Failure::Call(CallError::Connect(_))) if head.upgrade.is_some() => {
                     return outcome.map_err(|failure| refusal(failure, &route.upstream));
                 }
                 Err(Failure::NoServer) => (true, false),

@@ -4,6 +4,7 @@ use crate::config::{AuthMode, ClassName, GatewaySettings, RouteAuth, RouteSettin
 use crate::fair_queue::Tenant;
 use crate::gate::Standing;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, WWW_AUTHENTICATE};
+use ron_kernel::admission::client_ip::network_of;
 use ron_kernel::metrics::{Counter, Family};
 use ron_kernel::problem::Rejection;
 use ron_kernel::reason::Reason;
@@ -129,7 +130,7 @@ impl Tenants {
                 // Over the Unix socket there is no address: that is this machine.
                 let class = over.unwrap_or(if client.is_none() { 2 } else { 0 });
                 #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
-                let bucket = self.hasher.hash_one(client) as u32 % BUCKETS;
+                let bucket = self.hasher.hash_one(client.map(network_of)) as u32 % BUCKETS;
                 Caller { tenant: Tenant { class, id: u32::MAX - bucket }, quantum: 1, configured: None }
             }
         })

@@ -186,7 +186,7 @@ impl Upstream {
 
     /// Whether a request sent now would be refused for want of a server.
     pub(crate) fn is_down(&self) -> bool {
-        self.breaker_level() > 0 || self.servers.iter().all(|server| !server.is_healthy())
+        self.breaker_level() == 2 || self.servers.iter().all(|server| !server.is_healthy())
     }
 
     /// Every request earns a part of a retry.
@@ -236,7 +236,9 @@ impl Upstream {
                     return Ok((answer, loaded));
                 }
                 Err(error) => {
-                    if !matches!(error, CallError::RequestBody(_)) {
+                    // Neither the client's fault nor a protocol that the server does not know is the server's.
+                    let excused = matches!(error, CallError::RequestBody(_)) || head.upgrades();
+                    if !excused {
                         self.note_failure(loaded.server());
                     }
                     let unreached = match &error {
@@ -254,6 +256,13 @@ impl Upstream {
             }
         }
         Err(failure)
+    }
+
+    /// A server did not answer in time.
+    pub(crate) fn note_silence(&self, index: Option<&usize>) {
+        if let Some(server) = index.and_then(|index| self.servers.get(*index)) {
+            self.note_failure(server);
+        }
     }
 
     /// A server that keeps failing is left out for a while, unless half of them are already.

@@ -79,7 +79,7 @@ pub enum CallError {
     Malformed(String),
     #[error("the request body failed: {0}")]
     RequestBody(BodyError),
-    /// A kept connection was closed before it took the request; it is safe to try another.
+    /// A kept connection was closed without a word of an answer to an idempotent request: a new one may be tried.
     #[error("the connection had been closed")]
     Stale,
 }
@@ -146,6 +146,11 @@ impl Remote {
     /// How TLS is spoken to it from now on.
     pub fn set_tls(&self, tls: Option<TlsClient>) {
         self.tls.store(tls.map(Arc::new));
+        // Connections made under the former rules take no further request.
+        if self.address.is_https() {
+            self.idle.lock().clear();
+            self.forget_multiplexed();
+        }
     }
 
     /// Sends a request and returns the answer once its head is there.
@@ -167,8 +172,9 @@ impl Remote {
                 }
             }
         }
-        while let Some(conn) = self.take_idle() {
-            // A kept connection may be closed by the server at any time; what it did not take can go again.
+        if let Some(conn) = self.take_idle() {
+            // A kept connection may be closed by the server at any time; then a new one is made, and no other is tried:
+            // a server that takes a request and closes must not be given it again and again.
             match conn.exchange(head, body, limits, self).await {
                 Err(CallError::Stale) => {}
                 outcome => return outcome,

@@ -48,6 +48,7 @@ impl ClientConn {
     ) -> Result<Answer, CallError> {
         let mut upload = Upload::new(head, body.take().unwrap_or_default());
         let received = self.answer_head(head, &mut upload).await;
+        let headless = received.is_err();
         let answered = match received {
             Ok(answered) => {
                 let mut decoder = BodyDecoder::new(answered.framing);
@@ -70,7 +71,10 @@ impl ClientConn {
             }
             Err(error) => {
                 let idempotent = head.method().is_idempotent();
-                let stale = matches!(error, CallError::Broken(_)) && self.reused && self.buffer.is_empty();
+                let stale = headless
+                    && matches!(error, CallError::Broken(_))
+                    && self.reused
+                    && self.buffer.is_empty();
                 // Nothing of the body was taken: the next connection can have it whole.
                 if !upload.body_begun {
                     *body = Some(upload.body);
@@ -226,7 +230,12 @@ impl Upload {
                 let _ = self.out.split_to(from_out);
                 let _ = self.data.split_to(written - from_out);
             }
-            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+            let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+                // What a TLS layer below has not sent yet goes out before anything is waited for.
+                let _ = Pin::new(&mut *io).poll_flush(cx).map_err(broken)?;
+                return Poll::Pending;
+            };
+            match frame {
                 Some(Ok(frame)) => self.push(frame),
                 Some(Err(error)) => return Poll::Ready(Err(CallError::RequestBody(error))),
                 None => {
@@ -238,11 +247,12 @@ impl Upload {
                         });
                         continue;
                     }
+                    ready!(Pin::new(&mut *io).poll_flush(cx)).map_err(broken)?;
                     self.done = true;
                 }
             }
         }
-        Pin::new(io).poll_flush(cx).map_err(broken)
+        Poll::Ready(Ok(()))
     }
 
     fn push(&mut self, frame: Frame<Bytes>) {

@@ -16,14 +16,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// What a stream and a connection may have in flight towards us.
-const STREAM_WINDOW: u32 = 1 << 20;
-const CONN_WINDOW: u32 = 4 << 20;
+/// What a stream may have in flight towards us. A connection may have as much for each of its streams, or a few whose
+/// clients read slowly would hold up all the others.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONN_WINDOW: u32 = STREAM_WINDOW * super::STREAMS_MAX as u32;
 /// Largest header section of an answer, as for HTTP/1.1.
 const HEADER_BYTES_MAX: u32 = 128 << 10;
 /// While streams are open, the server must answer a ping this often and within this time.
-const PING_EVERY: Duration = Duration::from_secs(20);
-const PING_TIMEOUT: Duration = Duration::from_secs(10);
+const PING_EVERY: Duration = Duration::from_secs(5);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The connection, to be cloned by each call.
 #[derive(Clone)]

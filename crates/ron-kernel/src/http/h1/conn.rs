@@ -618,6 +618,8 @@ impl<'a, H: Handler> Conn<'a, H> {
     /// Shuts the write half and reads on a little, so that unread input does not reset the answer away.
     async fn linger(&mut self) {
         let wire = &self.wire;
+        // Whoever still passes the body on must not take what is thrown away here for the end of it.
+        wire.lock().failed = true;
         let mut read = 0;
         let mut shut = false;
         let state = self.entry.state.clone();
