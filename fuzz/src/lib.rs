@@ -2,6 +2,8 @@
 //!
 //! A target is a function that must not panic; several also check that two ways of reading agree.
 
+mod log;
+
 use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use ron_kernel::admission::client_ip::TrustedProxies;
@@ -37,6 +39,17 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("clean_response", clean_response),
     ("rate_limit", rate_limit),
     ("fair_queue", fair_queue),
+    ("log_json", log::json),
+    ("log_payload", log::payload),
+    ("log_approval", log::approval),
+    ("log_record", log::record),
+    ("log_state", log::state),
+    ("log_note", log::note),
+    ("log_tile", log::tile),
+    ("log_bundle", log::bundle),
+    ("log_proof", log::proof),
+    ("log_export", log::export),
+    ("log_verifier", log::verifier),
 ];
 
 const LIMITS: HeadLimits = HeadLimits { headers_max: 20, bytes_max: 2048 };

@@ -4,6 +4,7 @@ mod chain;
 mod fixture;
 mod notes;
 mod proof_file;
+mod properties;
 mod quorum;
 mod tree;
 mod vectors;
