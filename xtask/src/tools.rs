@@ -10,7 +10,11 @@ type Program = (&'static str, &'static str, &'static str);
 pub(crate) const FOR_TESTS: [Program; 3] = [
     ("curl", "curl", "TLS, HTTP/2 and Unix sockets with a client of others"),
     ("openssl", "openssl", "keys and certificates with tools of others"),
-    ("python3", "python3-minimal", "bodies compressed by encoders of others"),
+    (
+        "python3",
+        "python3",
+        "bodies compressed by encoders of others, and a second verifier of the registry's formats",
+    ),
 ];
 
 pub(crate) const FOR_BENCHES: [Program; 5] = [
