@@ -16,7 +16,7 @@ mod table;
 mod timer;
 mod tunnel;
 
-pub use body::{Body, BodyError, Capped};
+pub use body::{Body, BodyError};
 pub use interim::Interim;
 pub use io::Io;
 pub use listener::{BindError, Bound, Peer, bind_tcp, bind_unix};

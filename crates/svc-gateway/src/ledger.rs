@@ -3,13 +3,10 @@
 //! wherever that is: in a socket's write, or in the buffers of HTTP/2.
 
 use bytes::Bytes;
-use http_body::{Body as HttpBody, Frame, SizeHint};
-use ron_kernel::http::{Body, BodyError};
+use ron_kernel::http::Body;
 use std::collections::HashMap;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
 
 /// Beyond the limit by this factor (in quarters), nobody is let in.
 const HARD_QUARTERS: u64 = 5;
@@ -85,6 +82,12 @@ impl Account {
         }
     }
 
+    /// A body whose pieces are booked as they come.
+    pub(crate) fn booked(self: &Arc<Self>, body: Body) -> Body {
+        let account = self.clone();
+        body.map_data(move |piece| Ok(account.book(piece)))
+    }
+
     /// Books a piece until its last copy is gone.
     pub(crate) fn book(self: &Arc<Self>, piece: Bytes) -> Bytes {
         if piece.is_empty() {
@@ -113,48 +116,6 @@ impl Drop for Booked {
         let length = self.piece.len() as u64;
         self.account.held.fetch_sub(length, Ordering::Relaxed);
         self.account.ledger.held.fetch_sub(length, Ordering::Relaxed);
-    }
-}
-
-/// A body whose pieces are booked as they come.
-pub(crate) struct Accounted {
-    body: Body,
-    account: Arc<Account>,
-    /// How much came, for who wants to know.
-    came: Option<Arc<AtomicU64>>,
-}
-
-impl Accounted {
-    pub(crate) fn new(body: Body, account: Arc<Account>, came: Option<Arc<AtomicU64>>) -> Accounted {
-        Accounted { body, account, came }
-    }
-}
-
-impl HttpBody for Accounted {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(cx);
-        polled.map_ok(|frame| {
-            frame.map_data(|piece| {
-                if let Some(came) = &self.came {
-                    came.fetch_add(piece.len() as u64, Ordering::Relaxed);
-                }
-                self.account.book(piece)
-            })
-        })
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

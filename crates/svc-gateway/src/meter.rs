@@ -51,16 +51,17 @@ pub(crate) struct Meter {
     /// The route's factor, and the fixed part of a request's cost.
     pub(crate) factor: u64,
     pub(crate) fixed: u64,
-    /// What a body of unknown length was taken for, and how much of it came.
-    pub(crate) guessed: Option<(u64, Arc<AtomicU64>)>,
+    /// What the request's body was taken for, and how much of it came; none if it has none.
+    pub(crate) body: Option<(u64, Arc<AtomicU64>)>,
 }
 
 impl Meter {
-    /// Charges the bytes of a request that came to `cost`, and returns that with the guess replaced by what came.
+    /// Charges the bytes of a request that came to `cost`, and returns that with what came in the place of what its body
+    /// was taken for.
     pub(crate) fn settle(&self, cost: u64) -> u64 {
         let mut bytes = (cost / self.factor.max(1)).saturating_sub(self.fixed);
-        if let Some((guess, came)) = &self.guessed {
-            bytes = bytes.saturating_sub(*guess).saturating_add(came.load(Ordering::Relaxed));
+        if let Some((taken_for, came)) = &self.body {
+            bytes = bytes.saturating_sub(*taken_for).saturating_add(came.load(Ordering::Relaxed));
         }
         let now = Instant::now();
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]

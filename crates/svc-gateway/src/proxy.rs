@@ -14,11 +14,11 @@ use crate::fair_queue::{Full, Shape};
 use crate::forward::{Forward, clean_response, max_forwards, upgrade_of};
 use crate::gate::{Gate, Pass, Refused, Ticket};
 use crate::gateway::WORK;
-use crate::ledger::{Account, Accounted, Room};
+use crate::ledger::{Account, Room};
 use crate::meter::{ByteQuotas, Limit, Meter};
 use crate::routes::Routes;
 use crate::tenants::{CLASS_NAMES, Caller, Tenants};
-use crate::upstream::{Charges, Failure, Loaded, Metered, Shared, Upstream};
+use crate::upstream::{Charges, Failure, Loaded, Metered, Shared, Upstream, is_excused};
 use arc_swap::ArcSwap;
 use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, UPGRADE, VIA};
 use http::{Method, Request, Response, StatusCode};
@@ -28,9 +28,7 @@ use ron_kernel::admission::client_ip::{TrustedProxies, network_of};
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::admission::decode::{DecodeError, DecodeLimits};
 use ron_kernel::http::client::{Answer, CallError, Payload};
-use ron_kernel::http::{
-    Body, BodyError, Capped, ConnInfo, Handler, Peer, Tunnel, TurnedAway, requests_family,
-};
+use ron_kernel::http::{Body, BodyError, ConnInfo, Handler, Peer, Tunnel, TurnedAway, requests_family};
 use ron_kernel::inventory::{Live, LockSpec, Policy, Probe, Row};
 use ron_kernel::kernel::Service;
 use ron_kernel::metrics::{Counter, Family, Histogram};
@@ -252,8 +250,8 @@ impl Proxy {
             let asked = Asked { request: &request, body_len, peer: conn.peer.ip(), begun, degraded };
             let mut take = |quota, rate| self.take(quota, rate, begun);
             let sender = snapshot.meet_quotas(&asked, seen, &mut take)?;
-            if let Some(response) = for_ourselves(&request) {
-                return Ok(response);
+            if let Some(answer) = for_ourselves(&request, corr) {
+                return answer;
             }
             snapshot.plan(&asked, sender, seen, &mut take)?
         };
@@ -288,35 +286,38 @@ impl Proxy {
         let mut pass = entered.map_err(|refused| self.not_admitted(refused, route))?;
         seen.admitted = Some(Instant::now());
         let upgrade = upgrade_of(&request);
-        let came = self.measure(&request, snapshot, &plan, seen.client, &mut pass);
+        let request = self.measured(request, snapshot, &plan, seen.client, &mut pass);
         let mut request = prepare_body(request, &plan, &snapshot.settings, &self.decoders)?;
         if request.body().exact_len() != Some(0) {
-            request = request.map(|body| Body::stream(Accounted::new(body, account.clone(), came)));
+            request = request.map(|body| account.booked(body));
         }
         let trusted = plan.trusted;
         let passing = Passing { trusted, budget, pass, request_cost, upgrade, account };
         self.forward(request, conn, corr, snapshot, index, passing).await
     }
 
-    /// Has the request's bytes counted, where its length is not known or somebody has a quota of them.
-    fn measure(
+    /// Has the request's bytes counted: what was taken for its body is replaced in the end by what came of it.
+    fn measured(
         &self,
-        request: &Request<Body>,
+        mut request: Request<Body>,
         snapshot: &Snapshot,
         plan: &Plan<'_>,
         client: Option<IpAddr>,
         pass: &mut Pass,
-    ) -> Option<Arc<AtomicU64>> {
+    ) -> Request<Body> {
         let (tenant, ip) = (snapshot.tenant_bytes(plan.caller), snapshot.ip_bytes(client));
-        let guessed =
-            request.body().exact_len().is_none().then(|| (plan.cap / 4, Arc::<AtomicU64>::default()));
-        let came = guessed.as_ref().map(|(_, came)| came.clone());
-        if guessed.is_some() || tenant.is_some() || ip.is_some() {
-            let fixed = snapshot.settings.fair_queue.request_cost_bytes.0;
-            let (quotas, factor) = (self.bytes.clone(), plan.route.cost);
-            pass.measure(Meter { quotas, tenant, ip, factor, fixed, guessed });
+        let fixed = snapshot.settings.fair_queue.request_cost_bytes.0;
+        let taken_for = plan.request_cost - fixed;
+        let came = (taken_for > 0).then(Arc::<AtomicU64>::default);
+        if let Some(came) = came.clone() {
+            request = request.map(|body| count_bytes(body, came));
         }
-        came
+        if came.is_some() || tenant.is_some() || ip.is_some() {
+            let body = came.map(|came| (taken_for, came));
+            let (quotas, factor) = (self.bytes.clone(), plan.route.cost);
+            pass.measure(Meter { quotas, tenant, ip, factor, fixed, body });
+        }
+        request
     }
 
     /// Takes a request's part from a quota.
@@ -456,12 +457,8 @@ impl Proxy {
                 Ok((answer, _)) => {
                     (answer.status.is_server_error(), matches!(answer.status.as_u16(), 502..=504))
                 }
-                // What the client did wrong is not held against the upstream.
-                Err(Failure::Call(CallError::RequestBody(_))) => {
-                    return outcome.map_err(|failure| refusal(failure, &route.upstream));
-                }
-                // Nor is a protocol that the server does not know.
-                Err(Failure::Call(CallError::Connect(_))) if head.upgrade.is_some() => {
+                // What the client did wrong is not held against the upstream, nor is a protocol that it does not know.
+                Err(Failure::Call(error)) if is_excused(error, head) => {
                     return outcome.map_err(|failure| refusal(failure, &route.upstream));
                 }
                 Err(Failure::NoServer) => (true, false),
@@ -470,19 +467,26 @@ impl Proxy {
             watched.good = Some(!failed);
             drop(watched);
             let may_repeat = again && repeatable && (body.is_some() || head.body_len == Some(0));
-            if !may_repeat || attempt >= upstream.retry.tries {
+            let delay = (may_repeat && attempt < upstream.retry.tries)
+                .then(|| backoff(upstream.retry.base.0, upstream.retry.cap.0, attempt))
+                .filter(|delay| budget.remaining(Instant::now()) > *delay && upstream.spend_retry());
+            let Some(delay) = delay else {
                 return outcome.map_err(|failure| refusal(failure, &route.upstream));
-            }
-            let delay = backoff(upstream.retry.base.0, upstream.retry.cap.0, attempt);
-            if budget.remaining(Instant::now()) <= delay || !upstream.spend_retry() {
-                return outcome.map_err(|failure| refusal(failure, &route.upstream));
-            }
+            };
             drop(outcome);
             self.retries.inc();
             tokio::time::sleep(delay).await;
         }
         unreachable!("the loop ends by returning")
     }
+}
+
+/// A body that counts what is read of it.
+fn count_bytes(body: Body, bytes: Arc<AtomicU64>) -> Body {
+    body.map_data(move |piece| {
+        bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        Ok(piece)
+    })
 }
 
 /// What a future comes to, unless the deadline passes first.
@@ -742,19 +746,22 @@ fn expose_snapshot(service: &Service, snapshot: &Arc<ArcSwap<Snapshot>>) {
 
 /// The answer to a request that is for the gateway itself and not for what is behind it: `OPTIONS *`, and the last hop
 /// of a request that counts them.
-fn for_ourselves(request: &Request<Body>) -> Option<Response<Body>> {
+fn for_ourselves(request: &Request<Body>, corr: &CorrId) -> Option<Result<Response<Body>, Rejection>> {
     let options = request.method() == Method::OPTIONS;
     let last_hop = max_forwards(request.method(), request.headers()) == Some(0);
     if !(last_hop || options && request.uri().path() == "*") {
         return None;
     }
+    let allow = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
+    if !options {
+        // It may hold what its sender must not see.
+        return Some(Err(Rejection::new(Reason::Method, "a request is not reflected").header(ALLOW, allow)));
+    }
     let mut response = Response::new(Body::default());
-    // A request is not reflected: it may hold what its sender must not see.
-    *response.status_mut() = if options { StatusCode::NO_CONTENT } else { StatusCode::METHOD_NOT_ALLOWED };
-    response
-        .headers_mut()
-        .insert(ALLOW, HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"));
-    Some(response)
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response.headers_mut().insert(ALLOW, allow);
+    response.headers_mut().insert(X_CORR_ID, corr.value().clone());
+    Some(Ok(response))
 }
 
 /// Caps the body and, where the route says so, decodes it.
@@ -766,7 +773,7 @@ fn prepare_body(
 ) -> Result<Request<Body>, Rejection> {
     let body = std::mem::take(request.body_mut());
     let known = body.exact_len().is_some();
-    let body = if known { body } else { Body::stream(Capped::new(body, plan.cap)) };
+    let body = if known { body } else { body.capped(plan.cap) };
     *request.body_mut() = if plan.codings.is_empty() {
         body
     } else {

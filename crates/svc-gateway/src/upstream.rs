@@ -236,9 +236,7 @@ impl Upstream {
                     return Ok((answer, loaded));
                 }
                 Err(error) => {
-                    // Neither the client's fault nor a protocol that the server does not know is the server's.
-                    let excused = matches!(error, CallError::RequestBody(_)) || head.upgrades();
-                    if !excused {
+                    if !is_excused(&error, head) {
                         self.note_failure(loaded.server());
                     }
                     let unreached = match &error {
@@ -312,6 +310,15 @@ impl Upstream {
 
     fn better(&self, a: usize, b: usize) -> usize {
         if self.servers[a].is_better_than(&self.servers[b]) { a } else { b }
+    }
+}
+
+/// Whether a failure is not the server's: the client broke off, or asks for a protocol that the server does not know.
+pub(crate) fn is_excused(error: &CallError, head: &dyn Outgoing) -> bool {
+    match error {
+        CallError::RequestBody(_) => true,
+        CallError::Connect(_) => head.upgrades(),
+        _ => false,
     }
 }
 

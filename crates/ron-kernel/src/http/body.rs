@@ -5,7 +5,7 @@ use super::tunnel::Tunnel;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 /// Why a body could not be read to its end.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +53,25 @@ impl Body {
 
     pub fn stream(stream: impl HttpBody<Data = Bytes, Error = BodyError> + Send + 'static) -> Body {
         Body(Kind::Stream(Box::pin(stream)))
+    }
+
+    /// The same body with each of its pieces passed through `map`, which keeps their lengths.
+    #[must_use]
+    pub fn map_data(
+        self,
+        map: impl FnMut(Bytes) -> Result<Bytes, BodyError> + Send + Unpin + 'static,
+    ) -> Body {
+        Body::stream(Mapped { body: self, map })
+    }
+
+    /// The same body, ended with [`BodyError::TooLarge`] once more than `cap` bytes came.
+    #[must_use]
+    pub fn capped(self, cap: u64) -> Body {
+        let mut left = cap;
+        self.map_data(move |piece| {
+            left = left.checked_sub(piece.len() as u64).ok_or(BodyError::TooLarge)?;
+            Ok(piece)
+        })
     }
 
     /// The far side of a connection that changes its protocol; only an answer with status 101 has it.
@@ -170,20 +189,13 @@ impl std::fmt::Debug for Body {
     }
 }
 
-/// Ends a body with [`BodyError::TooLarge`] once more than `left` bytes came.
-#[derive(Debug)]
-pub struct Capped {
+/// A body whose pieces are looked at, replaced or refused on their way.
+struct Mapped<F> {
     body: Body,
-    left: u64,
+    map: F,
 }
 
-impl Capped {
-    pub fn new(body: Body, cap: u64) -> Capped {
-        Capped { body, left: cap }
-    }
-}
-
-impl HttpBody for Capped {
+impl<F: FnMut(Bytes) -> Result<Bytes, BodyError> + Unpin> HttpBody for Mapped<F> {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -191,16 +203,12 @@ impl HttpBody for Capped {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(cx);
-        if let Poll::Ready(Some(Ok(frame))) = &polled
-            && let Some(data) = frame.data_ref()
-        {
-            match self.left.checked_sub(data.len() as u64) {
-                Some(left) => self.left = left,
-                None => return Poll::Ready(Some(Err(BodyError::TooLarge))),
-            }
-        }
-        polled
+        let this = &mut *self;
+        let Some(frame) = ready!(Pin::new(&mut this.body).poll_frame(cx)) else { return Poll::Ready(None) };
+        Poll::Ready(Some(match frame?.into_data() {
+            Ok(piece) => (this.map)(piece).map(Frame::data),
+            Err(trailers) => Ok(trailers),
+        }))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -3,7 +3,7 @@
 //! With the log off this is a few fields on the stack and no clock is read for it.
 
 use super::plan::Seen;
-use super::{Proxy, Snapshot};
+use super::{Proxy, Snapshot, count_bytes};
 use crate::access_log::{AccessLog, Head, Record};
 use bytes::Bytes;
 use http::header::HOST;
@@ -57,7 +57,7 @@ impl Watch {
         let bytes_in = Arc::new(AtomicU64::new(0));
         if request.body().ready_len().is_none() {
             let body = std::mem::take(request.body_mut());
-            *request.body_mut() = Body::stream(Counted { body, bytes: bytes_in.clone() });
+            *request.body_mut() = count_bytes(body, bytes_in.clone());
         }
         let head = Head {
             method: request.method().clone(),
@@ -179,36 +179,6 @@ impl Proxy {
             complete: true,
         };
         self.access_log.note(&snapshot.settings.access_log, record);
-    }
-}
-
-/// A request body that counts what is read of it.
-struct Counted {
-    body: Body,
-    bytes: Arc<AtomicU64>,
-}
-
-impl HttpBody for Counted {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        if let Some(Ok(frame)) = &frame {
-            self.bytes.fetch_add(frame.data_ref().map_or(0, |data| data.len() as u64), Ordering::Relaxed);
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

@@ -70,6 +70,8 @@ pub struct HeadReader {
     /// Where the line being scanned begins.
     line_start: usize,
     lines: usize,
+    /// The empty line before a request has been seen.
+    skipped: bool,
 }
 
 impl HeadReader {
@@ -79,7 +81,9 @@ impl HeadReader {
         buffer: &mut BytesMut,
         limits: HeadLimits,
     ) -> Result<Option<RequestHead>, HeadError> {
-        self.skip_empty_line(buffer)?;
+        if !self.skip_empty_line(buffer)? {
+            return Ok(None);
+        }
         match self.find_end(buffer, limits)? {
             Some(end) => parse_request(&buffer.split_to(end).freeze(), limits).map(Some),
             None => Ok(None),
@@ -99,16 +103,20 @@ impl HeadReader {
         }
     }
 
-    /// One empty line before a request is forgiven (RFC 9112, 2.2).
-    fn skip_empty_line(&self, buffer: &mut BytesMut) -> Result<(), HeadError> {
-        if self.scanned == 0 && buffer.first() == Some(&b'\r') {
-            match buffer.get(1) {
-                Some(b'\n') => buffer.advance(2),
-                Some(_) => return Err(HeadError::Malformed("a carriage return stands alone")),
-                None => {}
-            }
+    /// One empty line before a request is forgiven (RFC 9112, 2.2); false while half of it is there.
+    fn skip_empty_line(&mut self, buffer: &mut BytesMut) -> Result<bool, HeadError> {
+        if self.skipped || self.scanned > 0 || buffer.first() != Some(&b'\r') {
+            return Ok(true);
         }
-        Ok(())
+        match buffer.get(1) {
+            Some(b'\n') => {
+                buffer.advance(2);
+                self.skipped = true;
+                Ok(true)
+            }
+            Some(_) => Err(HeadError::Malformed("a carriage return stands alone")),
+            None => Ok(false),
+        }
     }
 
     /// The length of the head, once its empty line has arrived.

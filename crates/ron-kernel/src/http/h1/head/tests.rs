@@ -139,7 +139,7 @@ fn responses_are_framed_by_status_and_method() {
 proptest! {
     #[test]
     fn a_head_reads_alike_however_it_is_cut(cuts in proptest::collection::vec(1usize..20, 0..40)) {
-        let text = "POST /p?q HTTP/1.1\r\nHost: x\r\nX-A: 1\r\nX-B: 2\r\nContent-Length: 3\r\n\r\nabc";
+        let text = "\r\nPOST /p?q HTTP/1.1\r\nHost: x\r\nX-A: 1\r\nX-B: 2\r\nContent-Length: 3\r\n\r\nabc";
         let (mut reader, mut buffer, mut sent) = (HeadReader::default(), BytesMut::new(), 0);
         let mut cuts = cuts.into_iter();
         let head = loop {
@@ -152,6 +152,21 @@ proptest! {
         };
         prop_assert_eq!(head.headers.len(), 4);
         prop_assert_eq!(&buffer[..], &text.as_bytes()[text.len() - 3..sent.max(text.len() - 3)]);
+    }
+
+    #[test]
+    fn an_answer_does_not_hang_on_the_cuts(bytes in "[\r\nG /:]{0,12}") {
+        let text = format!("{bytes}GET / HTTP/1.0\r\n\r\n");
+        let whole = request(&text).is_ok_and(|head| head.is_some());
+        let (mut reader, mut buffer, mut outcome) = (HeadReader::default(), BytesMut::new(), Ok(None));
+        for byte in text.bytes() {
+            buffer.extend_from_slice(&[byte]);
+            outcome = reader.request(&mut buffer, LIMITS);
+            if !matches!(outcome, Ok(None)) {
+                break;
+            }
+        }
+        prop_assert_eq!(whole, matches!(outcome, Ok(Some(_))));
     }
 
     #[test]
