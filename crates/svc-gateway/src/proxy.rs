@@ -18,7 +18,7 @@ use crate::ledger::{Account, Room};
 use crate::meter::{ByteQuotas, Limit, Meter};
 use crate::routes::Routes;
 use crate::tenants::{CLASS_NAMES, Caller, Tenants};
-use crate::upstream::{Charges, Failure, Loaded, Metered, Shared, Upstream, is_excused};
+use crate::upstream::{Charges, Failure, Loaded, Shared, Upstream, is_excused, metered};
 use arc_swap::ArcSwap;
 use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, UPGRADE, VIA};
 use http::{Method, Request, Response, StatusCode};
@@ -402,8 +402,9 @@ impl Proxy {
             }
             Payload::Stream(body) => {
                 let (pass, account) = (passing.pass, passing.account);
-                let charges = Charges { pass, cost, factor, account, _loaded: loaded };
-                Body::stream(Metered::new(body, &headers, &passing.budget, charges))
+                let timeouts = self.rpc_timeouts.clone();
+                let charges = Charges { pass, cost, factor, account, timeouts, _loaded: loaded };
+                metered(body, &headers, &passing.budget, charges)
             }
             // From here on it is a connection, not a request: `max_conns` bounds it.
             Payload::Upgraded(io) => {

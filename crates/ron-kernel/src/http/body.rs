@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 /// Why a body could not be read to its end.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +33,10 @@ type BoxBody = Pin<Box<dyn HttpBody<Data = Bytes, Error = BodyError> + Send>>;
 
 /// A message body. Nothing is buffered that has not been asked for.
 #[derive(Default)]
-pub struct Body(Kind);
+pub struct Body {
+    kind: Kind,
+    until: Option<Instant>,
+}
 
 #[derive(Default)]
 enum Kind {
@@ -48,11 +52,26 @@ enum Kind {
 impl Body {
     pub fn full(bytes: impl Into<Bytes>) -> Body {
         let bytes = bytes.into();
-        Body(if bytes.is_empty() { Kind::Empty } else { Kind::Full(bytes) })
+        Body::of(if bytes.is_empty() { Kind::Empty } else { Kind::Full(bytes) })
     }
 
     pub fn stream(stream: impl HttpBody<Data = Bytes, Error = BodyError> + Send + 'static) -> Body {
-        Body(Kind::Stream(Box::pin(stream)))
+        Body::of(Kind::Stream(Box::pin(stream)))
+    }
+
+    fn of(kind: Kind) -> Body {
+        Body { kind, until: None }
+    }
+
+    /// The same body, which a client must have taken whole by then.
+    #[must_use]
+    pub fn ending_by(self, until: Option<Instant>) -> Body {
+        Body { until, ..self }
+    }
+
+    /// By when a client must have taken it whole.
+    pub fn until(&self) -> Option<Instant> {
+        self.until
     }
 
     /// The same body with each of its pieces passed through `map`, which keeps their lengths.
@@ -61,7 +80,8 @@ impl Body {
         self,
         map: impl FnMut(Bytes) -> Result<Bytes, BodyError> + Send + Unpin + 'static,
     ) -> Body {
-        Body::stream(Mapped { body: self, map })
+        let until = self.until;
+        Body::stream(Mapped { body: self, map }).ending_by(until)
     }
 
     /// The same body, ended with [`BodyError::TooLarge`] once more than `cap` bytes came.
@@ -76,30 +96,30 @@ impl Body {
 
     /// The far side of a connection that changes its protocol; only an answer with status 101 has it.
     pub fn tunnel(tunnel: Tunnel) -> Body {
-        Body(Kind::Tunnel(Box::new(tunnel)))
+        Body::of(Kind::Tunnel(Box::new(tunnel)))
     }
 
     pub(crate) fn take_tunnel(&mut self) -> Option<Tunnel> {
-        match std::mem::take(&mut self.0) {
+        match std::mem::take(&mut self.kind) {
             Kind::Tunnel(tunnel) => Some(*tunnel),
             other => {
-                self.0 = other;
+                self.kind = other;
                 None
             }
         }
     }
 
     pub(crate) fn h1(incoming: Incoming) -> Body {
-        Body(Kind::H1(incoming))
+        Body::of(Kind::H1(incoming))
     }
 
     pub(crate) fn h2(incoming: super::h2::Incoming) -> Body {
-        Body(Kind::H2(Box::new(incoming)))
+        Body::of(Kind::H2(Box::new(incoming)))
     }
 
     /// The bytes, if they are all here already.
     pub(crate) fn take_full(&mut self) -> Option<Bytes> {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Empty => Some(Bytes::new()),
             Kind::Full(bytes) => Some(std::mem::take(bytes)),
             _ => None,
@@ -108,7 +128,7 @@ impl Body {
 
     /// The length of a body that is all here already.
     pub fn ready_len(&self) -> Option<u64> {
-        match &self.0 {
+        match &self.kind {
             Kind::Empty | Kind::Tunnel(_) => Some(0),
             Kind::Full(bytes) => Some(bytes.len() as u64),
             _ => None,
@@ -148,11 +168,11 @@ impl HttpBody for Body {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Empty | Kind::Tunnel(_) => Poll::Ready(None),
             Kind::Full(bytes) => {
                 let bytes = std::mem::take(bytes);
-                self.0 = Kind::Empty;
+                self.kind = Kind::Empty;
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
             Kind::H1(incoming) => incoming.poll_frame(cx),
@@ -162,7 +182,7 @@ impl HttpBody for Body {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
+        match &self.kind {
             Kind::Empty | Kind::Tunnel(_) => true,
             Kind::Full(_) => false,
             Kind::H1(incoming) => incoming.is_done(),
@@ -172,7 +192,7 @@ impl HttpBody for Body {
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
+        match &self.kind {
             Kind::Empty | Kind::Tunnel(_) => SizeHint::with_exact(0),
             Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Kind::H1(incoming) => incoming.size_hint(),

@@ -120,6 +120,24 @@ fn slow_clients_end_at_their_timeouts() {
 }
 
 #[test]
+fn whoever_takes_an_answer_little_by_little_is_held_to_its_deadline() {
+    let origin = Origin::start(|_| Script::Body(vec![b'x'; 32 << 20]));
+    let node = Node::start(&["gateway"], &config(&origin.url(), "write_timeout = \"60s\"", ""));
+    let mut client = Client::connect(&node.gateway()).unwrap();
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\nRequest-Timeout: 1s\r\n\r\n").unwrap();
+    let cut = "io_timeouts_total{service=\"gateway\",op=\"write\"}";
+    let begun = Instant::now();
+    while node.metric(cut) == 0.0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it still holds its permits");
+        client.read_exact(1 << 10).unwrap();
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(900), "{:?}", begun.elapsed());
+    node.eventually("its permits are free", |node| node.metric("fq_inflight{class=\"anon\"}") == 0.0);
+    let rest = client.read_to_end().unwrap_or_default();
+    assert!(rest.len() < 32 << 20, "the answer is cut");
+}
+
+#[test]
 fn quotas_answer_429_with_an_honest_retry_after() {
     let origin = Origin::start(|_| Script::Body(b"hi".to_vec()));
     for (key, reason) in [("global_rps", "quota_global"), ("per_ip_rps", "quota_ip")] {

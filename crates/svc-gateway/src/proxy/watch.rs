@@ -91,8 +91,9 @@ impl Watch {
             Some(length) => answer.note(length, true),
             None => {
                 let body = std::mem::take(response.body_mut());
-                *response.body_mut() =
-                    Body::stream(Noted { body, bytes: 0, complete: false, answer: Some(answer) });
+                let until = body.until();
+                let noted = Noted { body, bytes: 0, complete: false, answer: Some(answer) };
+                *response.body_mut() = Body::stream(noted).ending_by(until);
             }
         }
         response

@@ -9,8 +9,9 @@ use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use ron_kernel::admission::deadline::Budget;
-use ron_kernel::http::BodyError;
+use ron_kernel::http::{Body, BodyError};
 use ron_kernel::http::client::{ResponseBody, retain};
+use ron_kernel::metrics::Counter;
 use std::future::Future as _;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,21 +29,23 @@ pub(crate) struct Charges {
     pub(crate) cost: u64,
     pub(crate) factor: u64,
     pub(crate) account: Arc<Account>,
+    /// Counts answers that came too late.
+    pub(crate) timeouts: Counter,
     pub(crate) _loaded: Loaded,
 }
 
 /// See the module.
-pub(crate) struct Metered {
+struct Metered {
     body: ResponseBody,
     until: Option<Pin<Box<Sleep>>>,
     charges: Charges,
 }
 
-impl Metered {
-    pub(crate) fn new(body: ResponseBody, headers: &HeaderMap, budget: &Budget, charges: Charges) -> Metered {
-        let until = until(headers, budget).map(|until| Box::pin(tokio::time::sleep_until(until.into())));
-        Metered { body, until, charges }
-    }
+/// The body of an answer with these headers, charged as it passes and held to its deadline on both sides.
+pub(crate) fn metered(body: ResponseBody, headers: &HeaderMap, budget: &Budget, charges: Charges) -> Body {
+    let until = until(headers, budget);
+    let timer = until.map(|until| Box::pin(tokio::time::sleep_until(until.into())));
+    Body::stream(Metered { body, until: timer, charges }).ending_by(until)
 }
 
 /// When the whole response must be there: a short one within its budget, any within the client's own deadline.
@@ -68,6 +71,7 @@ impl HttpBody for Metered {
         if let Some(until) = &mut this.until
             && until.as_mut().poll(cx).is_ready()
         {
+            this.charges.timeouts.inc();
             return Poll::Ready(Some(Err(BodyError::Deadline)));
         }
         let polled = Pin::new(&mut this.body).poll_frame(cx);

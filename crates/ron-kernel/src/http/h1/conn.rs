@@ -27,7 +27,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
@@ -210,6 +210,8 @@ pub(crate) struct Conn<'a, H> {
     info: &'a ConnInfo,
     wire: Arc<Wire>,
     out: BytesMut,
+    /// By when the client must have taken the answer.
+    until: Option<Instant>,
     linger_time: Duration,
 }
 
@@ -222,7 +224,8 @@ impl<'a, H: Handler> Conn<'a, H> {
     ) -> Conn<'a, H> {
         let inner = Inner { io, buffer: BytesMut::new(), body: BodyDecoder::Done, failed: false };
         let wire = Wire { inner: Mutex::new(inner), interim: info.interim.clone().unwrap_or_default() };
-        Conn { server, entry, info, wire: Arc::new(wire), out: BytesMut::new(), linger_time: LINGER_TIME }
+        let (wire, out) = (Arc::new(wire), BytesMut::new());
+        Conn { server, entry, info, wire, out, until: None, linger_time: LINGER_TIME }
     }
 
     /// Serves requests until the connection ends.
@@ -441,6 +444,7 @@ impl<'a, H: Handler> Conn<'a, H> {
         let draining = self.entry.state.order() >= Order::Drain;
         let keep = asked.keep_alive && body_read && !draining;
         let mut body = std::mem::take(response.body_mut());
+        self.until = body.until();
         let plan = Plan::of(asked, &response, &body);
         let keep = keep && plan.framing != Framing::UntilClose;
         encode_head(&mut self.out, asked, &response, plan, keep);
@@ -558,7 +562,8 @@ impl<'a, H: Handler> Conn<'a, H> {
         self.flush_with(data, b"").await
     }
 
-    /// Writes the head buffer, `data` and `tail`; each `write_timeout` must see some progress.
+    /// Writes the head buffer, `data` and `tail`; each `write_timeout` must see some progress, and whoever takes a
+    /// little now and then is held to the answer's own deadline.
     async fn flush_with(&mut self, mut data: Bytes, mut tail: &'static [u8]) -> Result<(), Cut> {
         if data.len() + tail.len() <= COALESCE {
             self.out.extend_from_slice(&data);
@@ -568,6 +573,7 @@ impl<'a, H: Handler> Conn<'a, H> {
         let timeout = self.server.limits().write_timeout;
         let mut timer: Option<Pin<Box<Sleep>>> = None;
         let state = self.entry.state.clone();
+        let deadline = self.until.zip(self.info.timer.as_deref());
         let (wire, out) = (&self.wire, &mut self.out);
         std::future::poll_fn(|cx| {
             let mut inner = wire.lock();
@@ -593,7 +599,10 @@ impl<'a, H: Handler> Conn<'a, H> {
                             return Poll::Ready(Err(Cut::Aborted));
                         }
                         let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
-                        ready!(timer.as_mut().poll(cx));
+                        let late = deadline.is_some_and(|(until, of)| of.poll_until(until, cx).is_ready());
+                        if !late {
+                            ready!(timer.as_mut().poll(cx));
+                        }
                         return Poll::Ready(Err(Cut::WriteTimeout));
                     }
                 }
