@@ -1,5 +1,6 @@
 //! Headers on their way through: what must not pass, and what a proxy adds.
 
+use crate::upstream::Progress;
 use bytes::BytesMut;
 use http::header::{
     CONNECTION, CONTENT_LENGTH, COOKIE, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, MAX_FORWARDS,
@@ -12,6 +13,7 @@ use ron_kernel::admission::deadline::{Budget, GRPC_TIMEOUT, REQUEST_TIMEOUT};
 use ron_kernel::http::client::{Outgoing, retain};
 use ron_kernel::http::{Body, ConnInfo};
 use ron_kernel::problem::{CorrId, X_CORR_ID};
+use std::sync::Arc;
 use std::time::Instant;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -106,6 +108,8 @@ pub(crate) struct Forward<'a> {
     pub(crate) body_len: Option<u64>,
     /// The protocol that the client asks to change to.
     pub(crate) upgrade: Option<HeaderValue>,
+    /// How the body is getting on, if there is one.
+    pub(crate) upload: Option<Arc<Progress>>,
 }
 
 impl Outgoing for Forward<'_> {
@@ -205,12 +209,7 @@ impl Forward<'_> {
             out.put(&TE, &[b"trailers"]);
         }
         self.put_forwarded(out);
-        let via: &[u8] = match self.request.version {
-            Version::HTTP_10 => b"1.0 ron",
-            Version::HTTP_11 => b"1.1 ron",
-            _ => b"2 ron",
-        };
-        put_list(out, headers, &VIA, &[via]);
+        put_list(out, headers, &VIA, &[via(self.request.version).as_bytes()]);
         out.put(&X_CORR_ID, &[self.corr.value().as_bytes()]);
         let remaining = self.budget.remaining(Instant::now());
         // At most eight digits, as gRPC has it: more than a day.
@@ -246,6 +245,15 @@ impl Forward<'_> {
         let said = |name: &HeaderName| earlier.get(name).map(HeaderValue::as_bytes);
         out.put(&X_FORWARDED_PROTO, &[said(&X_FORWARDED_PROTO).unwrap_or(proto)]);
         out.put(&X_FORWARDED_HOST, &[said(&X_FORWARDED_HOST).unwrap_or(host)]);
+    }
+}
+
+/// Our element of `Via` behind a message that came in this version of HTTP.
+pub(crate) fn via(version: Version) -> &'static str {
+    match version {
+        Version::HTTP_10 => "1.0 ron",
+        Version::HTTP_11 => "1.1 ron",
+        _ => "2 ron",
     }
 }
 
@@ -316,8 +324,17 @@ fn is_ours(name: &HeaderName, trusted: bool) -> bool {
             "host" | "content-length" | "expect" | "x-corr-id" | "via" | "cookie" | "request-timeout"
             | "deadline" | "grpc-timeout" | "max-forwards" | "forwarded" | "x-forwarded-for"
             | "x-forwarded-host" | "x-forwarded-proto" => true,
-            name => !trusted && name.starts_with("x-forwarded-"),
+            name => !trusted && is_claim(name),
         }
+}
+
+/// Whether a field claims who is behind a request. Many servers read `_` in a name as `-`.
+fn is_claim(name: &str) -> bool {
+    let spelled = |plain: &str| {
+        let same = |(a, b): (u8, u8)| a == b || (a, b) == (b'_', b'-');
+        name.len() >= plain.len() && name.bytes().zip(plain.bytes()).all(same)
+    };
+    name.starts_with('x') && (spelled("x-forwarded-") || name.len() == 9 && spelled("x-real-ip"))
 }
 
 /// How many more hops an OPTIONS or TRACE request may make.
@@ -363,6 +380,7 @@ mod tests {
             strip_prefix: "/api",
             body_len: Some(0),
             upgrade,
+            upload: None,
         };
         let mut out = BytesMut::new();
         forward.write_http1(&mut out);
@@ -417,9 +435,19 @@ mod tests {
     fn cookies_are_joined_and_claims_of_a_proxy_dropped() {
         let text = head(
             false,
-            &[("host", "a"), ("cookie", "a=1"), ("cookie", "b=2"), ("x-forwarded-prefix", "/evil")],
+            &[
+                ("host", "a"),
+                ("cookie", "a=1"),
+                ("cookie", "b=2"),
+                ("x-forwarded-prefix", "/evil"),
+                ("x_forwarded_for", "evil"),
+                ("x-real-ip", "evil"),
+                ("x-real_ip", "evil"),
+                ("x-real-ipv4", "mine"),
+            ],
         );
         assert!(text.contains("cookie: a=1; b=2\r\n") && !text.contains("evil"), "{text}");
+        assert!(text.contains("x-real-ipv4: mine\r\n"), "{text}");
     }
 
     #[test]

@@ -30,6 +30,7 @@ pub fn upstream_head(
         strip_prefix: "",
         body_len,
         upgrade: None,
+        upload: None,
     };
     let mut out = BytesMut::new();
     forward.write_http1(&mut out);

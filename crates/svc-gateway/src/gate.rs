@@ -137,12 +137,13 @@ struct Charge {
 
 impl Drop for Leave {
     fn drop(&mut self) {
-        self.permits = None;
+        // The permits go last: while they are out, no other upstream is given this one's lane.
         if let Some(Charge { lane, tenant, charged }) = self.charge {
             let mut queue = self.gate.queue.lock();
             queue.finish(lane, tenant, charged, self.actual.load(Ordering::Relaxed));
             self.gate.publish(&queue);
         }
+        self.permits = None;
         if self.gate.waiters.any() {
             self.gate.wake.notify_one();
         }
@@ -186,7 +187,7 @@ pub(crate) struct Gate {
     /// Bytes each class may still spend, as last left by who held the lock.
     tokens: [AtomicI64; CLASSES],
     capacity: AtomicUsize,
-    /// Permits of the upstreams, by lane; grown on reload, never shrunk.
+    /// Permits of the upstreams, by lane.
     lanes: ArcSwap<Vec<Arc<Permits>>>,
     /// The lane that the scheduler begins with, so that permits of the gateway go round among the upstreams.
     first_lane: AtomicUsize,
@@ -320,7 +321,16 @@ impl Gate {
         if self.queued() > 0 {
             return None;
         }
-        let permits = Some((self.inflight.try_take()?, upstream.try_take()?));
+        let own = self.inflight.try_take()?;
+        let Some(theirs) = upstream.try_take() else {
+            drop(own);
+            // The scheduler may have missed it just now.
+            if self.waiters.any() {
+                self.wake.notify_one();
+            }
+            return None;
+        };
+        let permits = Some((own, theirs));
         let leave = Leave { gate: self.clone(), permits, charge: None, actual: AtomicU64::new(0) };
         Some(Pass::new(leave, ticket, standing))
     }

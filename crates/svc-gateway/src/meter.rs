@@ -2,11 +2,12 @@
 //! really came to is owed afterwards.
 
 use crate::proxy::COUNTERS;
+use crate::upstream::Progress;
 use ron_kernel::admission::bucket::{Keyed, Rate, Verdict};
 use ron_kernel::inventory::Inventory;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// A limit on bytes for one key, if there is one.
@@ -52,7 +53,7 @@ pub(crate) struct Meter {
     pub(crate) factor: u64,
     pub(crate) fixed: u64,
     /// What the request's body was taken for, and how much of it came; none if it has none.
-    pub(crate) body: Option<(u64, Arc<AtomicU64>)>,
+    pub(crate) body: Option<(u64, Arc<Progress>)>,
 }
 
 impl Meter {
@@ -60,8 +61,8 @@ impl Meter {
     /// was taken for.
     pub(crate) fn settle(&self, cost: u64) -> u64 {
         let mut bytes = (cost / self.factor.max(1)).saturating_sub(self.fixed);
-        if let Some((taken_for, came)) = &self.body {
-            bytes = bytes.saturating_sub(*taken_for).saturating_add(came.load(Ordering::Relaxed));
+        if let Some((taken_for, upload)) = &self.body {
+            bytes = bytes.saturating_sub(*taken_for).saturating_add(upload.came.load(Ordering::Relaxed));
         }
         let now = Instant::now();
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]

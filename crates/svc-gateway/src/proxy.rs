@@ -11,14 +11,14 @@ use crate::access_log::AccessLog;
 use crate::config::{GatewaySettings, RouteSettings};
 use crate::decode::Decoded;
 use crate::fair_queue::{Full, Shape};
-use crate::forward::{Forward, clean_response, max_forwards, upgrade_of};
+use crate::forward::{Forward, clean_response, max_forwards, upgrade_of, via};
 use crate::gate::{Gate, Pass, Refused, Ticket};
 use crate::gateway::WORK;
 use crate::ledger::{Account, Room};
 use crate::meter::{ByteQuotas, Limit, Meter};
 use crate::routes::Routes;
 use crate::tenants::{CLASS_NAMES, Caller, Tenants};
-use crate::upstream::{Charges, Failure, Loaded, Shared, Upstream, is_excused, metered};
+use crate::upstream::{Charges, Failure, Loaded, Progress, Shared, Upload, Upstream, is_excused, metered};
 use arc_swap::ArcSwap;
 use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, UPGRADE, VIA};
 use http::{Method, Request, Response, StatusCode};
@@ -40,8 +40,8 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use watch::Watch;
@@ -82,8 +82,8 @@ pub(crate) struct Snapshot {
     tenants: Tenants,
     /// What each tenant holds in buffers, and the others.
     accounts: Vec<Arc<Account>>,
-    /// Lanes ever given out.
-    lane_count: usize,
+    /// Whose each lane is, or was.
+    lanes: Vec<Weak<Permits>>,
 }
 
 impl std::fmt::Debug for Snapshot {
@@ -286,13 +286,13 @@ impl Proxy {
         let mut pass = entered.map_err(|refused| self.not_admitted(refused, route))?;
         seen.admitted = Some(Instant::now());
         let upgrade = upgrade_of(&request);
-        let request = self.measured(request, snapshot, &plan, seen.client, &mut pass);
+        let (request, upload) = self.measured(request, snapshot, &plan, seen.client, &mut pass);
         let mut request = prepare_body(request, &plan, &snapshot.settings, &self.decoders)?;
         if request.body().exact_len() != Some(0) {
             request = request.map(|body| account.booked(body));
         }
         let trusted = plan.trusted;
-        let passing = Passing { trusted, budget, pass, request_cost, upgrade, account };
+        let passing = Passing { trusted, budget, pass, request_cost, upgrade, upload, account };
         self.forward(request, conn, corr, snapshot, index, passing).await
     }
 
@@ -304,20 +304,20 @@ impl Proxy {
         plan: &Plan<'_>,
         client: Option<IpAddr>,
         pass: &mut Pass,
-    ) -> Request<Body> {
+    ) -> (Request<Body>, Option<Arc<Progress>>) {
         let (tenant, ip) = (snapshot.tenant_bytes(plan.caller), snapshot.ip_bytes(client));
         let fixed = snapshot.settings.fair_queue.request_cost_bytes.0;
         let taken_for = plan.request_cost - fixed;
-        let came = (taken_for > 0).then(Arc::<AtomicU64>::default);
-        if let Some(came) = came.clone() {
-            request = request.map(|body| count_bytes(body, came));
+        let upload = (taken_for > 0).then(Arc::<Progress>::default);
+        if let Some(progress) = upload.clone() {
+            request = request.map(|body| Body::stream(Upload { body, progress }));
         }
-        if came.is_some() || tenant.is_some() || ip.is_some() {
-            let body = came.map(|came| (taken_for, came));
+        if upload.is_some() || tenant.is_some() || ip.is_some() {
+            let body = upload.clone().map(|upload| (taken_for, upload));
             let (quotas, factor) = (self.bytes.clone(), plan.route.cost);
             pass.measure(Meter { quotas, tenant, ip, factor, fixed, body });
         }
-        request
+        (request, upload)
     }
 
     /// Takes a request's part from a quota.
@@ -380,11 +380,12 @@ impl Proxy {
             strip_prefix: &route.strip_prefix,
             body_len,
             upgrade: passing.upgrade.clone(),
+            upload: passing.upload.clone(),
         };
         let silence = snapshot.settings.idle_timeout.0;
         let (answer, loaded) =
             self.call(&snapshot.upstreams[index], &head, &mut body, silence, passing.budget, route).await?;
-        let Answer { status, mut headers, payload } = answer;
+        let Answer { status, version, mut headers, payload } = answer;
         let switched = status == StatusCode::SWITCHING_PROTOCOLS;
         let protocol = if switched { headers.get(UPGRADE).cloned() } else { None };
         clean_response(&mut headers);
@@ -392,7 +393,7 @@ impl Proxy {
             headers.remove(CONTENT_LENGTH);
         }
         headers.remove(X_REASON);
-        headers.append(VIA, HeaderValue::from_static("1.1 ron"));
+        headers.append(VIA, HeaderValue::from_static(via(version)));
         headers.insert(X_CORR_ID, corr.value().clone());
         let (cost, factor) = (passing.request_cost, route.cost);
         let body = match payload {
@@ -446,12 +447,18 @@ impl Proxy {
             }
             let called = upstream.call(head, body, silence, &mut tried);
             let Some(outcome) = before(budget.until, head.conn, called).await else {
+                self.rpc_timeouts.inc();
+                if head.upload.as_ref().is_some_and(|upload| upload.waits.load(Ordering::Relaxed)) {
+                    return Err(Rejection::new(
+                        Reason::Deadline,
+                        "the request's body did not arrive in time",
+                    ));
+                }
                 // A deadline of the client's own says nothing about the upstream: else anybody could open its breaker.
                 if budget.client.is_none_or(|own| own > budget.until) {
                     watched.good = Some(false);
                     upstream.note_silence(tried.last());
                 }
-                self.rpc_timeouts.inc();
                 return Err(Rejection::new(Reason::Deadline, "the upstream did not answer in time"));
             };
             let (failed, again) = match &outcome {
@@ -518,6 +525,8 @@ struct Passing {
     request_cost: u64,
     /// The protocol that the client asks to change to.
     upgrade: Option<HeaderValue>,
+    /// How its body is getting on, if it has one.
+    upload: Option<Arc<Progress>>,
     account: Arc<Account>,
 }
 
@@ -534,14 +543,16 @@ impl Snapshot {
                 .and_then(|former| former.named.iter().find(|(known, _)| known == name))
                 .map(|(_, upstream)| &**upstream)
         };
-        // An upstream keeps its lane over reloads; a new one gets one that no upstream of before had.
-        let mut next_lane = former.map_or(0, |former| former.lane_count);
+        // An upstream keeps its lane over reloads; a new one gets one that nobody has a permit of any more.
+        let mut lanes = former.map_or_else(Vec::new, |former| former.lanes.clone());
         let mut named: Vec<(String, Arc<Upstream>)> = Vec::new();
         for upstream in &settings.upstreams {
             let known = former_of(&upstream.name);
-            let lane = known.map_or(next_lane, |known| known.lane);
-            next_lane = next_lane.max(lane + 1);
+            let free = || lanes.iter().position(|lane| lane.strong_count() == 0).unwrap_or(lanes.len());
+            let lane = known.map_or_else(free, |known| known.lane);
             let made = Upstream::new(upstream, base, tls.get(&upstream.name), known, lane, shared);
+            lanes.resize(lanes.len().max(lane + 1), Weak::new());
+            lanes[lane] = Arc::downgrade(&made.permits);
             named.push((upstream.name.clone(), Arc::new(made)));
         }
         let of_route = |route: &RouteSettings| {
@@ -556,7 +567,7 @@ impl Snapshot {
             per_ip: Rate::new(quotas.per_ip_rps, quotas.burst_factor),
             named,
             tenants: Tenants::new(settings, former.map(|former| &former.tenants), &shared.served),
-            lane_count: next_lane,
+            lanes,
             accounts: shared.ledger.accounts(
                 settings.tenants.iter().map(|tenant| tenant.id.as_str()).chain(["other"]),
                 former.map_or(&[], |former| &former.accounts),
@@ -578,7 +589,7 @@ impl Snapshot {
 
     /// The upstreams' permits by lane. A lane whose upstream is gone keeps its place, and drains.
     fn lanes(&self) -> Vec<Arc<Permits>> {
-        let mut lanes = vec![Permits::new(usize::MAX / 2); self.lane_count];
+        let mut lanes = vec![Permits::new(usize::MAX / 2); self.lanes.len()];
         for (_, upstream) in &self.named {
             lanes[upstream.lane] = upstream.permits.clone();
         }

@@ -5,7 +5,7 @@ mod prober;
 mod server;
 mod status;
 
-pub(crate) use body::{Charges, metered};
+pub(crate) use body::{Charges, Progress, Upload, metered};
 pub(crate) use prober::probe;
 pub(crate) use server::{Loaded, Server};
 

@@ -20,7 +20,7 @@ use arc_swap::ArcSwapOption;
 use bytes::{Bytes, BytesMut};
 use h1::ClientConn;
 use h2::Multiplexed;
-use http::{HeaderMap, HeaderName, Method, Request, StatusCode};
+use http::{HeaderMap, HeaderName, Method, Request, StatusCode, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use std::future::Future as _;
 use std::net::{SocketAddr, ToSocketAddrs as _};
@@ -96,6 +96,7 @@ pub struct CallLimits {
 #[derive(Debug)]
 pub struct Answer {
     pub status: StatusCode,
+    pub version: Version,
     pub headers: HeaderMap,
     pub payload: Payload,
 }
@@ -167,7 +168,7 @@ impl Remote {
                 let tried = conn.clone();
                 match conn.exchange(self, head, body, limits).await {
                     // Closing, whether it knows already or not: nobody is to try it again.
-                    Err(CallError::Stale) => self.multiplexed.lock().retain(|kept| !kept.is_same(&tried)),
+                    Err(CallError::Stale) => self.forget(&tried),
                     outcome => return outcome,
                 }
             }
@@ -246,6 +247,11 @@ impl Remote {
         kept.iter().find(|conn| !conn.is_closed() && conn.streams() < STREAMS_MAX).cloned()
     }
 
+    /// No further request goes over this connection.
+    fn forget(&self, conn: &Multiplexed) {
+        self.multiplexed.lock().retain(|kept| !kept.is_same(conn));
+    }
+
     /// No further request goes over the HTTP/2 connections that are open.
     fn forget_multiplexed(&self) {
         self.multiplexed.lock().clear();
@@ -259,6 +265,16 @@ impl Remote {
                 return Some(conn);
             }
         }
+    }
+
+    /// Closes the connections that have been idle for too long.
+    pub fn tidy(&self, now: Instant) {
+        let mut idle = self.idle.lock();
+        // The longest idle are in front.
+        let stale = idle.partition_point(|(since, _)| now.duration_since(*since) >= IDLE_AGE);
+        let closed: Vec<_> = idle.drain(..stale).collect();
+        drop(idle);
+        drop(closed);
     }
 
     fn keep(&self, conn: ClientConn) {

@@ -168,12 +168,13 @@ async fn answer<H: Handler>(
         drop(limits);
         let kept = unread.clone();
         let request = request.map(|body| Body::h2(Incoming::new(body, kept, timeout, timeouts)));
+        let mut left = Left(Some(server));
         let mut call = pin!(server.handler.call(request, info));
         let called = std::future::poll_fn(|cx| {
             catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(cx)))
                 .map_or_else(|panic| Poll::Ready(Err(panic_text(panic.as_ref()))), |polled| polled.map(Ok))
         });
-        tokio::select! {
+        let answered = tokio::select! {
             biased;
             called = called => called.unwrap_or_else(|panic| {
                 server.service.tasks().panicked("request", &panic);
@@ -184,11 +185,24 @@ async fn answer<H: Handler>(
                 let late = Rejection::new(Reason::Draining, "the service shut down before the answer was ready");
                 server.refused(late, &corr)
             }
-        }
+        };
+        left.0 = None;
+        answered
     };
     stall.wait();
     let service = server.service.clone();
     response.map(|body| Tracked { body, stall, unread, service, open: Some(open) })
+}
+
+/// Counts a request whose client left, unless it is answered before this is dropped.
+struct Left<'a, H: Handler>(Option<&'a Server<H>>);
+
+impl<H: Handler> Drop for Left<'_, H> {
+    fn drop(&mut self) {
+        if let Some(server) = self.0 {
+            server.count_left();
+        }
+    }
 }
 
 /// What HTTP/1.1 is held to while its head is read.

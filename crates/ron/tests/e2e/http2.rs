@@ -130,3 +130,16 @@ fn frames_that_break_the_protocol_end_the_connection() {
     drop(stream);
     assert_well(&node);
 }
+
+#[test]
+fn a_client_that_takes_its_request_back_is_counted_as_left() {
+    let origin = Origin::start(|_| Script::Silence);
+    let node = start(&origin);
+    let mut stream = connect(&node);
+    stream.write_all(&frame(HEADERS, END_STREAM | END_HEADERS, 1, GET)).unwrap();
+    node.eventually("the origin is asked", |_| !origin.seen.lock().unwrap().is_empty());
+    let left = "http_requests_total{service=\"gateway\",route=\"none\",method=\"none\",status=\"499\"}";
+    assert_eq!(node.metric(left), 0.0);
+    stream.write_all(&frame(RST_STREAM, 0, 1, &8u32.to_be_bytes())).unwrap();
+    node.eventually("it is counted", |node| node.metric(left) == 1.0);
+}

@@ -1,6 +1,7 @@
 //! What is spoken to upstreams, which of their servers is asked, and what passes through.
 
 use ron_testkit::{Client, Node, Origin, Script, get, request};
+use std::io::{Read as _, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -126,7 +127,9 @@ fn trailers_pass_in_both_directions_over_http1_and_http2() {
         .args(["-sv", "--http2-prior-knowledge", &format!("http://{}/grpc", front.gateway())])
         .output()
         .unwrap();
-    assert!(String::from_utf8_lossy(&curl.stderr).contains("grpc-status: 0"), "{curl:?}");
+    let said = String::from_utf8_lossy(&curl.stderr);
+    assert!(said.contains("grpc-status: 0"), "{said}");
+    assert!(said.contains("via: 1.1 ron") && said.contains("via: 2 ron"), "each says what it got: {said}");
 }
 
 #[test]
@@ -387,4 +390,69 @@ fn a_streamed_failure_is_tried_again_on_another_server() {
     #[expect(clippy::cast_precision_loss, reason = "a handful")]
     let expected = tried as f64;
     assert_eq!(retries, expected);
+}
+
+#[test]
+fn a_slow_upload_is_not_held_against_the_upstream() {
+    let origin = Origin::start(|_| Script::Body(b"yes".to_vec()));
+    let node = Node::start(
+        &["gateway"],
+        &format!(
+            "[gateway]\nlisten = \"127.0.0.1:0\"\n[[gateway.upstreams]]\nname = \"u\"\nservers = [\"{}\"]\n\
+             breaker = {{ failures = 2 }}\n[[gateway.routes]]\npath = \"/\"\nupstream = \"u\"\ntimeout = \"200ms\"\n",
+            origin.url()
+        ),
+    );
+    for framing in ["Content-Length: 10", "Transfer-Encoding: chunked"].repeat(2) {
+        let mut slow = Client::connect(&node.gateway()).unwrap();
+        slow.send(format!("POST / HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n5\r\nab").as_bytes()).unwrap();
+        let answer = slow.read_answer("POST").unwrap();
+        assert_eq!((answer.status, answer.reason()), (504, "deadline"));
+        assert!(answer.text().contains("body did not arrive"), "{}", answer.text());
+    }
+    assert_eq!(node.metric("breaker_state{upstream=\"u\"}"), 0.0);
+    assert_eq!(get(&node.gateway(), "/").text(), "yes");
+}
+
+/// Passes connections on to `target`; those open when it is told to freeze stay open and pass nothing any more.
+fn freezable(target: String) -> (String, Arc<AtomicBool>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, freeze) = (listener.local_addr().unwrap().to_string(), Arc::new(AtomicBool::new(false)));
+    let told = freeze.clone();
+    std::thread::spawn(move || {
+        for inward in listener.incoming().flatten() {
+            let outward = std::net::TcpStream::connect(&target).unwrap();
+            let late = told.load(Ordering::SeqCst);
+            let pairs = [(inward.try_clone().unwrap(), outward.try_clone().unwrap()), (outward, inward)];
+            for (mut from, mut to) in pairs {
+                let told = told.clone();
+                std::thread::spawn(move || {
+                    let mut buffer = [0; 4096];
+                    while let Ok(read @ 1..) = from.read(&mut buffer) {
+                        while told.load(Ordering::SeqCst) && !late {
+                            std::thread::sleep(Duration::from_millis(20));
+                        }
+                        if to.write_all(&buffer[..read]).is_err() {
+                            break;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    (address, freeze)
+}
+
+#[test]
+fn a_dead_http2_connection_is_not_used_again_after_one_request_found_it_silent() {
+    let origin = Origin::start(|_| Script::Body(b"yes".to_vec()));
+    let back = start(&[origin.url()], "", "");
+    let (relay, freeze) = freezable(back.gateway());
+    let front = start(&[format!("h2c://{relay}")], "", "");
+    assert_eq!(get(&front.gateway(), "/").text(), "yes");
+    freeze.store(true, Ordering::SeqCst);
+    let mut client = Client::connect(&front.gateway()).unwrap();
+    let timeout = [("Request-Timeout", "1200ms")];
+    assert_eq!(client.request("GET", "/", &timeout, b"").unwrap().reason(), "deadline");
+    assert_eq!(client.request("GET", "/", &timeout, b"").unwrap().text(), "yes", "over a new connection");
 }

@@ -1,4 +1,4 @@
-//! A response body on its way through: what it costs, and when it must have ended.
+//! Bodies on their way through: what they cost, when they must have ended, and who is waited for.
 
 use super::Loaded;
 use crate::forward::may_trail;
@@ -9,12 +9,13 @@ use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use ron_kernel::admission::deadline::Budget;
-use ron_kernel::http::{Body, BodyError};
 use ron_kernel::http::client::{ResponseBody, retain};
+use ron_kernel::http::{Body, BodyError};
 use ron_kernel::metrics::Counter;
 use std::future::Future as _;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Instant;
 use tokio::time::Sleep;
@@ -89,6 +90,48 @@ impl HttpBody for Metered {
             }
             Err(frame) => frame,
         })))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// How an upload is getting on.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// Bytes that came.
+    pub(crate) came: AtomicU64,
+    /// Whoever passes it on waits for the client.
+    pub(crate) waits: AtomicBool,
+}
+
+/// A request body that says how it is getting on.
+pub(crate) struct Upload {
+    pub(crate) body: Body,
+    pub(crate) progress: Arc<Progress>,
+}
+
+impl HttpBody for Upload {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        self.progress.waits.store(polled.is_pending(), Ordering::Relaxed);
+        if let Poll::Ready(Some(Ok(frame))) = &polled
+            && let Some(piece) = frame.data_ref()
+        {
+            self.progress.came.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

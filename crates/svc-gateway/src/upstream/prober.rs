@@ -36,6 +36,9 @@ pub(crate) async fn probe(service: Service, proxy: Arc<Proxy>) -> TaskResult {
         let now = Instant::now();
         let mut next = HashMap::new();
         for (name, upstream) in &upstreams {
+            for server in &upstream.servers {
+                server.remote.tidy(now);
+            }
             if let Some(health) = &upstream.health {
                 for server in &upstream.servers {
                     let key = (name.clone(), server.remote.address.to_string());

@@ -107,6 +107,41 @@ fn two_checks_in_a_row_change_what_is_thought_of_a_server() {
     assert!(upstream.pick(&mut Vec::new()).is_none() && upstream.is_down());
 }
 
+#[tokio::test]
+async fn a_connection_idle_for_long_is_closed() {
+    use std::io::{Read as _, Write as _};
+    struct Get;
+    impl Outgoing for Get {
+        fn method(&self) -> &http::Method {
+            &http::Method::GET
+        }
+        fn write_http1(&self, out: &mut bytes::BytesMut) {
+            out.extend_from_slice(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n");
+        }
+        fn http2(&self, _: &str, _: &str) -> http::Request<()> {
+            http::Request::new(())
+        }
+    }
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let served = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut buffer = [0; 1024];
+        assert!(stream.read(&mut buffer).unwrap() > 0);
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+        stream.read(&mut buffer).unwrap()
+    });
+    let service = Kernel::new().service("gateway");
+    let remote = Remote::new(&service, &IDLE, format!("http://{address}").parse().unwrap());
+    let limits = CallLimits { connect_timeout: Duration::from_secs(5), silence: Duration::from_secs(5) };
+    remote.call(&Get, &mut None, limits).await.unwrap();
+    remote.tidy(Instant::now() + Duration::from_secs(29));
+    assert!(!served.is_finished(), "it may still be used");
+    remote.tidy(Instant::now() + Duration::from_secs(31));
+    assert_eq!(served.join().unwrap(), 0, "the server sees the end of it");
+}
+
 #[test]
 fn those_tried_before_come_last() {
     let upstream = upstream(3, Balance::P2c);

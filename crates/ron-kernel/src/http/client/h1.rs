@@ -64,7 +64,8 @@ impl ClientConn {
                 let (mut io, ahead) = (self.io, self.buffer.freeze());
                 io.unread(ahead);
                 let payload = Payload::Upgraded(io);
-                Ok(Answer { status: answered.status, headers: answered.headers, payload })
+                let ResponseHead { status, version, headers, .. } = answered;
+                Ok(Answer { status, version, headers, payload })
             }
             Ok((answered, decoder, first)) => {
                 Ok(self.answer(answered, decoder, first, upload, limits, remote))
@@ -185,7 +186,7 @@ impl ClientConn {
             };
             Payload::Stream(ResponseBody::new(Source::Http1(Box::new(download)), limits.silence))
         };
-        Answer { status: head.status, headers: head.headers, payload }
+        Answer { status: head.status, version: head.version, headers: head.headers, payload }
     }
 }
 

@@ -14,7 +14,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What a stream may have in flight towards us. A connection may have as much for each of its streams, or a few whose
 /// clients read slowly would hold up all the others.
@@ -25,12 +25,16 @@ const HEADER_BYTES_MAX: u32 = 128 << 10;
 /// While streams are open, the server must answer a ping this often and within this time.
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// A connection without a single answer for so long is not trusted with another request.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// The connection, to be cloned by each call.
 #[derive(Clone)]
 pub(super) struct Multiplexed {
     sender: SendRequest<Outbound>,
     streams: Arc<AtomicUsize>,
+    /// Answers that came.
+    answers: Arc<AtomicUsize>,
 }
 
 impl std::fmt::Debug for Multiplexed {
@@ -73,7 +77,7 @@ impl Multiplexed {
                 tracing::debug!(%error, "HTTP/2 connection to a server ended");
             }
         });
-        Ok(Multiplexed { sender, streams: Arc::default() })
+        Ok(Multiplexed { sender, streams: Arc::default(), answers: Arc::default() })
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -98,17 +102,21 @@ impl Multiplexed {
     ) -> Result<Answer, CallError> {
         let scheme = if remote.address.is_https() { "https" } else { "http" };
         let open = Open::new(&self.streams);
+        let mut unheard = Unheard::new(remote, &self);
         let failed = Arc::new(Mutex::new(None));
         let sent = body.take().unwrap_or_default();
         let bodiless = sent.exact_len() == Some(0);
         let outbound = Outbound { body: sent, may_trail: head.trailers(), failed: failed.clone() };
         let request = head.http2(scheme, remote.address.authority()).map(|()| outbound);
-        match self.sender.try_send_request(request).await {
+        let answered = self.sender.try_send_request(request).await;
+        unheard.conn = None;
+        match answered {
             Ok(response) => {
+                self.answers.fetch_add(1, Ordering::Relaxed);
                 let (parts, incoming) = response.into_parts();
                 let download = Download { incoming, _open: open };
                 let payload = Payload::Stream(ResponseBody::new(Source::Http2(download), limits.silence));
-                Ok(Answer { status: parts.status, headers: parts.headers, payload })
+                Ok(Answer { status: parts.status, version: parts.version, headers: parts.headers, payload })
             }
             Err(mut error) => {
                 // Given back whole: the connection was closing and took nothing.
@@ -123,6 +131,34 @@ impl Multiplexed {
                 Err(failed
                     .map_or_else(|| CallError::Broken(error.error().to_string()), CallError::RequestBody))
             }
+        }
+    }
+}
+
+/// A call given up without an answer. If the whole connection had none for a good while it may be dead, and pings
+/// take their time to find that out: no further request goes over it.
+struct Unheard<'a> {
+    remote: &'a Remote,
+    /// `None` once there is an answer.
+    conn: Option<Multiplexed>,
+    answers: usize,
+    begun: Instant,
+}
+
+impl<'a> Unheard<'a> {
+    fn new(remote: &'a Remote, conn: &Multiplexed) -> Unheard<'a> {
+        let answers = conn.answers.load(Ordering::Relaxed);
+        Unheard { remote, conn: Some(conn.clone()), answers, begun: Instant::now() }
+    }
+}
+
+impl Drop for Unheard<'_> {
+    fn drop(&mut self) {
+        if let Some(conn) = &self.conn
+            && conn.answers.load(Ordering::Relaxed) == self.answers
+            && self.begun.elapsed() >= SILENCE
+        {
+            self.remote.forget(conn);
         }
     }
 }
