@@ -100,6 +100,13 @@ impl TlsServer {
     }
 }
 
+/// The hosts, in lower case, and the URIs that a certificate is for.
+pub(crate) fn names_of(certificate: &CertificateDer<'_>) -> Box<[Box<str>]> {
+    let Ok(certificate) = webpki::EndEntityCert::try_from(certificate) else { return Box::default() };
+    let hosts = certificate.valid_dns_names().map(str::to_ascii_lowercase);
+    hosts.chain(certificate.valid_uri_names().map(str::to_owned)).map(Box::from).collect()
+}
+
 impl TlsSettings {
     /// The files whose change should lead to a reload.
     pub fn files(&self, base: &Path) -> Vec<PathBuf> {

@@ -214,6 +214,8 @@ settings! {
     pub struct MatchSettings {
         /// A header as `name=value`; believed of trusted proxies only.
         header: String = String::new() => Hot;
+        /// A name in the client's certificate: a host or a URI such as `spiffe://org/name`. Needs `tls.client_ca`.
+        san: String = String::new() => Hot;
     }
 }
 
@@ -434,6 +436,13 @@ impl GatewaySettings {
             let header = &tenant.r#match.header;
             if !header.is_empty() && crate::tenants::parse_header(header).is_none() {
                 problems.add(format!("{at}.match.header"), format!("{header:?} is not name=value"));
+            }
+            if !tenant.r#match.san.is_empty() && self.tls.as_ref().is_none_or(|tls| tls.client_ca.is_empty())
+            {
+                problems.add(
+                    format!("{at}.match.san"),
+                    "clients are asked for no certificate: set gateway.tls.client_ca",
+                );
             }
             for (number, text) in tenant.keys.iter().enumerate() {
                 let at = format!("{at}.keys[{number}]");

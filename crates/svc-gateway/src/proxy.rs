@@ -247,7 +247,8 @@ impl Proxy {
     ) -> Result<Response<Body>, Rejection> {
         let plan = {
             let (body_len, degraded) = (request.body().exact_len(), self.is_degraded());
-            let asked = Asked { request: &request, body_len, peer: conn.peer.ip(), begun, degraded };
+            let (peer, names) = (conn.peer.ip(), &conn.names[..]);
+            let asked = Asked { request: &request, body_len, peer, names, begun, degraded };
             let mut take = |quota, rate| self.take(quota, rate, begun);
             let sender = snapshot.meet_quotas(&asked, seen, &mut take)?;
             if let Some(answer) = for_ourselves(&request, corr) {

@@ -32,6 +32,17 @@ pub(crate) struct Caller {
     pub(crate) configured: Option<usize>,
 }
 
+/// What the connection says of its client.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct From<'a> {
+    /// `None`: over the Unix socket.
+    pub(crate) client: Option<IpAddr>,
+    /// Names in its certificate.
+    pub(crate) names: &'a [Box<str>],
+    /// It is a trusted proxy.
+    pub(crate) trusted: bool,
+}
+
 /// The tenants of one version of the configuration.
 #[derive(Debug)]
 pub(crate) struct Tenants {
@@ -41,6 +52,7 @@ pub(crate) struct Tenants {
     mode: AuthMode,
     by_key: HashMap<[u8; 32], usize>,
     by_header: Vec<(HeaderName, HeaderValue, usize)>,
+    by_san: HashMap<String, usize>,
     /// Standings of the buckets that strangers share.
     strangers: Vec<Arc<Standing>>,
     hasher: RandomState,
@@ -96,6 +108,10 @@ impl Tenants {
                     parse_header(&tenant.r#match.header).map(|(name, value)| (name, value, index))
                 })
                 .collect(),
+            by_san: all()
+                .filter(|(_, tenant)| !tenant.r#match.san.is_empty())
+                .map(|(index, tenant)| (plain_name(&tenant.r#match.san), index))
+                .collect(),
             by_name: all().map(|(index, tenant)| (tenant.id.clone(), index)).collect(),
             known,
             next_number,
@@ -109,10 +125,11 @@ impl Tenants {
         &self,
         headers: &HeaderMap,
         route: &RouteSettings,
-        client: Option<IpAddr>,
-        trusted: bool,
+        from: From<'_>,
     ) -> Result<Caller, Rejection> {
-        let configured = match self.credentials(headers, route)? {
+        let From { client, names, trusted } = from;
+        let certified = || names.iter().find_map(|name| self.by_san.get(&**name)).copied();
+        let configured = match self.credentials(headers, route, certified)? {
             Some(index) => Some(index),
             None if trusted => {
                 let named = self.by_header.iter().find(|(name, value, _)| headers.get(name) == Some(value));
@@ -156,22 +173,29 @@ impl Tenants {
         (Tenant { class, id }, quantum)
     }
 
-    /// The tenant that the credentials belong to; `None` if none were sent and none are needed.
-    fn credentials(&self, headers: &HeaderMap, route: &RouteSettings) -> Result<Option<usize>, Rejection> {
+    /// The tenant that the credentials belong to: a key, or else a certificate. `None` if there are none and none are
+    /// needed.
+    fn credentials(
+        &self,
+        headers: &HeaderMap,
+        route: &RouteSettings,
+        certified: impl Fn() -> Option<usize>,
+    ) -> Result<Option<usize>, Rejection> {
         if self.mode == AuthMode::None || route.auth == RouteAuth::None {
-            return Ok(None);
+            return Ok(certified());
         }
         let challenge =
             |rejection: Rejection| rejection.header(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         let bearer = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
         let Some(key) = headers.get(X_API_KEY).map(HeaderValue::as_bytes).or(bearer) else {
-            return if route.auth == RouteAuth::Required {
+            let certified = certified();
+            return if certified.is_none() && route.auth == RouteAuth::Required {
                 Err(challenge(Rejection::new(
                     Reason::Unauth,
                     "send an API key as X-Api-Key or Authorization: Bearer",
                 )))
             } else {
-                Ok(None)
+                Ok(certified)
             };
         };
         // Looked up by hash: nothing about a key can be learned from the time it takes.
@@ -206,6 +230,11 @@ pub(crate) fn parse_key(text: &str) -> Option<[u8; 32]> {
     Some(hash)
 }
 
+/// A host in lower case; a URI as it is, for its case matters.
+fn plain_name(name: &str) -> String {
+    if name.contains("://") { name.to_owned() } else { name.to_ascii_lowercase() }
+}
+
 /// `name=value` as a header.
 pub(crate) fn parse_header(text: &str) -> Option<(HeaderName, HeaderValue)> {
     let (name, value) = text.split_once('=')?;
@@ -237,7 +266,7 @@ mod tests {
         let beta = TenantSettings {
             id: "beta".into(),
             class: ClassName::Internal,
-            r#match: MatchSettings { header: "x-tenant=beta".into() },
+            r#match: MatchSettings { header: "x-tenant=beta".into(), san: "spiffe://org/beta".into() },
             ..TenantSettings::default()
         };
         let auth = AuthSettings { mode: AuthMode::ApiKey };
@@ -255,9 +284,8 @@ mod tests {
         if let Some((name, value)) = field {
             headers.insert(name, HeaderValue::from_static(value));
         }
-        tenants()
-            .caller(&headers, &route, "192.0.2.1".parse().ok(), trusted)
-            .map_err(|rejection| rejection.reason)
+        let from = From { client: "192.0.2.1".parse().ok(), trusted, names: &[] };
+        tenants().caller(&headers, &route, from).map_err(|rejection| rejection.reason)
     }
 
     #[test]
@@ -275,6 +303,21 @@ mod tests {
         let field = Some(("x-tenant", "beta"));
         assert_eq!(ask(RouteAuth::Optional, field, true).unwrap().tenant, Tenant { class: 2, id: 2 });
         assert_eq!(ask(RouteAuth::Optional, field, false).unwrap().configured, None);
+    }
+
+    #[test]
+    fn a_certificate_is_as_good_as_a_key_and_a_key_goes_before_it() {
+        let names = ["other.org".into(), "spiffe://org/beta".into()];
+        let from = From { client: "192.0.2.1".parse().ok(), names: &names, trusted: false };
+        let route = RouteSettings { auth: RouteAuth::Required, ..RouteSettings::default() };
+        let caller = |headers: &HeaderMap, from: From<'_>| tenants().caller(headers, &route, from).unwrap();
+        assert_eq!(caller(&HeaderMap::new(), from).configured, Some(1));
+        let mut key = HeaderMap::new();
+        key.insert(X_API_KEY, HeaderValue::from_static("k1"));
+        assert_eq!(caller(&key, from).configured, Some(0));
+        let stranger = From { names: &names[..1], ..from };
+        let refused = tenants().caller(&HeaderMap::new(), &route, stranger).unwrap_err();
+        assert_eq!(refused.reason, Reason::Unauth);
     }
 
     #[test]
@@ -304,10 +347,11 @@ mod tests {
         let route = RouteSettings::default();
         let ids: std::collections::HashSet<u32> = (0..5000u32)
             .map(|n| IpAddr::from(n.to_be_bytes()))
-            .map(|ip| tenants.caller(&HeaderMap::new(), &route, Some(ip), false).unwrap().tenant.id)
+            .map(|ip| From { client: Some(ip), ..From::default() })
+            .map(|from| tenants.caller(&HeaderMap::new(), &route, from).unwrap().tenant.id)
             .collect();
         assert_eq!(ids.len(), BUCKETS as usize);
-        let local = tenants.caller(&HeaderMap::new(), &route, None, false).unwrap();
+        let local = tenants.caller(&HeaderMap::new(), &route, From::default()).unwrap();
         assert_eq!(local.tenant.class, 2, "the Unix socket is this machine");
     }
 }

@@ -18,7 +18,7 @@ use crate::problem::{CorrId, Rejection};
 use crate::reason::{Reason, Rejections};
 use crate::shutdown;
 use crate::task::TaskResult;
-use crate::tls::TlsServer;
+use crate::tls::{TlsServer, names_of};
 use arc_swap::{ArcSwap, Guard};
 use bytes::{Buf, BytesMut};
 use http::{Method, Request, Response, Uri};
@@ -120,6 +120,8 @@ pub struct ConnInfo {
     pub secure: bool,
     /// The peer's address as text, written once for all requests; empty over a Unix socket.
     pub address: Box<str>,
+    /// The names in the certificate that the client proved to have: hosts and URIs.
+    pub names: Box<[Box<str>]>,
     /// Where interim answers go; HTTP/1.1 only.
     pub interim: Option<Arc<Interim>>,
     /// For the deadline of the one request there is at a time; HTTP/1.1 only.
@@ -129,7 +131,7 @@ pub struct ConnInfo {
 impl ConnInfo {
     pub fn new(peer: Peer, secure: bool) -> ConnInfo {
         let address = peer.ip().map_or_else(Box::default, |ip| ip.to_string().into_boxed_str());
-        ConnInfo { peer, secure, address, interim: None, timer: None }
+        ConnInfo { peer, secure, address, names: Box::default(), interim: None, timer: None }
     }
 }
 
@@ -354,6 +356,7 @@ async fn connection<H: Handler>(
         let stream = tls.accept(io).await?;
         let (_, session) = stream.get_ref();
         let is_h2 = session.alpn_protocol() == Some(b"h2");
+        info.names = session.peer_certificates().and_then(<[_]>::first).map_or_else(Box::default, names_of);
         Ok::<_, std::io::Error>((Io::from(tokio_rustls::TlsStream::from(stream)), is_h2))
     };
     let prepared = tokio::select! {

@@ -249,11 +249,14 @@ fn http2_and_tls_are_served_to_curl() {
     let strict = table
         .replace("min = \"1.2\"", "min = \"1.3\"")
         .replace(" }", &format!(", client_ca = \"{}/ca.pem\" }}", tls.display()));
-    let mutual = Node::start(&["gateway"], &config(&origin.url(), &strict, ""));
+    let known = "[[gateway.tenants]]\nid = \"certified\"\nmatch = { san = \"Client\" }\n";
+    let mutual = Node::start(&["gateway"], &format!("{}\n{known}", config(&origin.url(), &strict, "")));
     let url = format!("https://{}/", mutual.address("gateway", "https"));
     assert!(!curl(&[&url]).starts_with("hi"), "no client certificate");
     let (cert, key) = (format!("{}/client.pem", tls.display()), format!("{}/client.key", tls.display()));
     assert_eq!(curl(&["--cert", &cert, "--key", &key, &url]), "hi 2");
+    let served = mutual.metric("fq_served_cost_total{tenant=\"certified\"}");
+    assert!(served > 0.0, "the name in its certificate says who it is");
     assert!(
         !curl(&["--cert", &cert, "--key", &key, "--tls-max", "1.2", &url]).starts_with("hi"),
         "TLS 1.2 is not spoken"

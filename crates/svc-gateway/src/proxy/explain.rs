@@ -22,7 +22,8 @@ impl Proxy {
         let begun = Instant::now();
         let degraded = self.is_degraded();
         let Question { request, body_len, peer } = &question;
-        let asked = Asked { request, body_len: *body_len, peer: Some(*peer), begun, degraded };
+        let peer = Some(*peer);
+        let asked = Asked { request, body_len: *body_len, peer, names: &[], begun, degraded };
         let mut note = |quota, rate| {
             quotas.push((quota, rate));
             Ok(())

@@ -7,7 +7,7 @@ use super::{Snapshot, unix_millis};
 use crate::config::RouteSettings;
 use crate::forward::host_of;
 use crate::routes::{Found, has_dot_segment, plain};
-use crate::tenants::{CLASS_NAMES, Caller};
+use crate::tenants::{CLASS_NAMES, Caller, From};
 use http::header::{ALLOW, HeaderValue};
 use http::{Method, Request};
 use ron_kernel::admission::bucket::Rate;
@@ -26,6 +26,8 @@ pub(super) struct Asked<'a> {
     pub(super) body_len: Option<u64>,
     /// `None`: over the Unix socket.
     pub(super) peer: Option<IpAddr>,
+    /// Names in the client's certificate.
+    pub(super) names: &'a [Box<str>],
     pub(super) begun: Instant,
     /// Writes are shed.
     pub(super) degraded: bool,
@@ -183,7 +185,7 @@ impl Snapshot {
         let codings = if route.decode { decode::codings(headers) } else { Some(Vec::new()) };
         let detail = "expected gzip, deflate, br or zstd, at most 2 of them";
         let codings = codings.ok_or_else(|| Rejection::new(Reason::UnsupportedEncoding, detail))?;
-        let caller = self.tenants.caller(headers, route, client, trusted)?;
+        let caller = self.tenants.caller(headers, route, From { client, names: asked.names, trusted })?;
         seen.caller = Some(caller);
         if let Some((tenant, rate)) = self.tenant_bytes(caller) {
             quota(Quota::TenantBytes(tenant), rate)?;
