@@ -5,6 +5,7 @@
 
 mod body;
 pub mod client;
+mod fields;
 pub mod h1;
 mod h2;
 mod interim;
@@ -17,6 +18,7 @@ mod timer;
 mod tunnel;
 
 pub use body::{Body, BodyError};
+pub use fields::{Fields, Lines, Written};
 pub use interim::Interim;
 pub use io::Io;
 pub use listener::{BindError, Bound, Peer, bind_tcp, bind_unix};

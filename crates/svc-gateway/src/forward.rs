@@ -11,8 +11,9 @@ use http::uri::Authority;
 use http::{Method, Request, StatusCode, Uri, Version};
 use ron_kernel::admission::deadline::{Budget, GRPC_TIMEOUT, REQUEST_TIMEOUT};
 use ron_kernel::http::client::{Outgoing, retain};
-use ron_kernel::http::{Body, ConnInfo};
-use ron_kernel::problem::{CorrId, X_CORR_ID};
+use ron_kernel::http::h1::head::Values;
+use ron_kernel::http::{Body, ConnInfo, Fields, Lines, Written};
+use ron_kernel::problem::{CorrId, X_CORR_ID, X_REASON};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,38 +21,75 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// Fields that concern one connection only.
-fn is_hop_by_hop(name: &HeaderName) -> bool {
-    let name = name.as_str();
+/// Room for the fields of a response of the usual size.
+const RESPONSE_ROOM: usize = 512;
+
+/// Fields that concern one connection only, however they are written.
+fn is_hop_by_hop(name: &[u8]) -> bool {
     // By their first letters most fields are known not to be meant.
-    match name.as_bytes()[0] {
-        b'c' => name == "connection",
-        b'k' => name == "keep-alive",
-        b'p' => matches!(name, "proxy-connection" | "proxy-authenticate" | "proxy-authorization"),
-        b't' => matches!(name, "te" | "trailer" | "transfer-encoding"),
-        b'u' => name == "upgrade",
-        _ => false,
-    }
+    let meant: &[&str] = match name.first().map(u8::to_ascii_lowercase) {
+        Some(b'c') => &["connection"],
+        Some(b'k') => &["keep-alive"],
+        Some(b'p') => &["proxy-connection", "proxy-authenticate", "proxy-authorization"],
+        Some(b't') => &["te", "trailer", "transfer-encoding"],
+        Some(b'u') => &["upgrade"],
+        _ => &[],
+    };
+    meant.iter().any(|meant| name.eq_ignore_ascii_case(meant.as_bytes()))
+}
+
+/// The words of `Connection`.
+fn words(headers: &impl Values) -> impl Iterator<Item = &[u8]> {
+    let values = headers.values(&CONNECTION);
+    values.flat_map(|value| value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii))
 }
 
 /// Fields that `Connection` names as concerning this connection only.
 fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
-    let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
-    let words = values.flat_map(|value| value.split(',')).map(str::trim);
-    words.filter_map(|word| HeaderName::from_bytes(word.as_bytes()).ok()).collect()
+    words(headers).filter_map(|word| HeaderName::from_bytes(word).ok()).collect()
 }
 
 /// Removes from a response what is not for the client, before our own fields are added.
 pub(crate) fn clean_response(headers: &mut HeaderMap) {
-    // The two words that are usually there name no field.
-    let words = |value: &HeaderValue| matches!(value.as_bytes(), b"keep-alive" | b"close");
-    if !headers.get_all(CONNECTION).iter().all(words) {
-        for name in named_by_connection(headers) {
-            headers.remove(name);
+    for name in named_by_connection(headers) {
+        headers.remove(name);
+    }
+    retain(headers, |name| !is_hop_by_hop(name.as_str().as_bytes()));
+}
+
+/// The fields of a response for the client: what is not for it left out, ours added.
+pub(crate) fn response_map(fields: Fields, status: StatusCode, version: Version, corr: &CorrId) -> HeaderMap {
+    let mut headers = fields.into_map();
+    clean_response(&mut headers);
+    if status == StatusCode::NO_CONTENT {
+        headers.remove(CONTENT_LENGTH);
+    }
+    headers.remove(X_REASON);
+    headers.append(VIA, HeaderValue::from_static(via(version)));
+    headers.insert(X_CORR_ID, corr.value().clone());
+    headers
+}
+
+/// The same for a client of HTTP/1.1, written in one go: what is not for it left out, ours added.
+pub(crate) fn write_response(lines: &Lines, status: StatusCode, version: Version, corr: &CorrId) -> Written {
+    // The word that is usually there names a field that does not pass anyway.
+    let named: Vec<&[u8]> = words(lines).filter(|word| !word.eq_ignore_ascii_case(b"keep-alive")).collect();
+    let ours = |name: &[u8]| match name.len() {
+        8 => name.eq_ignore_ascii_case(b"x-reason"),
+        9 => name.eq_ignore_ascii_case(b"x-corr-id"),
+        14 => status == StatusCode::NO_CONTENT && name.eq_ignore_ascii_case(b"content-length"),
+        _ => false,
+    };
+    let mut written = Written::with_capacity(RESPONSE_ROOM);
+    for (name, value) in lines.iter() {
+        if !is_hop_by_hop(name) && !ours(name) && !named.iter().any(|named| named.eq_ignore_ascii_case(name))
+        {
+            written.push(name, value);
         }
     }
-    headers.remove(CONNECTION);
-    retain(headers, |name| !is_hop_by_hop(name));
+    written.push(b"via", via(version).as_bytes());
+    written.push(b"x-corr-id", corr.value().as_bytes());
+    written
 }
 
 /// Whether a field may come behind a body: not what frames, routes or vouches for the message (RFC 9110, 6.5.1).
@@ -76,7 +114,7 @@ pub(crate) fn may_trail(name: &HeaderName) -> bool {
         "via",
         "x-corr-id",
     ];
-    !is_hop_by_hop(name) && !kept_out.contains(&text) && !text.starts_with("x-forwarded-")
+    !is_hop_by_hop(text.as_bytes()) && !kept_out.contains(&text) && !text.starts_with("x-forwarded-")
 }
 
 /// The host a request is for, in lower case and without its port.
@@ -196,7 +234,7 @@ impl Forward<'_> {
     }
 
     /// Everything but what belongs to one version of HTTP.
-    fn put_fields(&self, out: &mut impl Fields) {
+    fn put_fields(&self, out: &mut impl Out) {
         let headers = &self.request.headers;
         let named = named_by_connection(headers);
         for (name, value) in headers {
@@ -229,7 +267,7 @@ impl Forward<'_> {
     }
 
     /// `Forwarded` and its older cousins, rebuilt: only a trusted proxy's account of earlier hops is kept.
-    fn put_forwarded(&self, out: &mut impl Fields) {
+    fn put_forwarded(&self, out: &mut impl Out) {
         let none = HeaderMap::new();
         let earlier = if self.trusted { &self.request.headers } else { &none };
         let proto: &[u8] = if self.conn.secure { b"https" } else { b"http" };
@@ -258,12 +296,12 @@ pub(crate) fn via(version: Version) -> &'static str {
 }
 
 /// Where fields are put: the bytes of HTTP/1.1, or the map of HTTP/2.
-trait Fields {
+trait Out {
     /// Adds a field whose value is the pieces one after the other.
     fn put(&mut self, name: &HeaderName, pieces: &[&[u8]]);
 }
 
-impl Fields for BytesMut {
+impl Out for BytesMut {
     fn put(&mut self, name: &HeaderName, pieces: &[&[u8]]) {
         self.extend_from_slice(name.as_str().as_bytes());
         self.extend_from_slice(b": ");
@@ -274,7 +312,7 @@ impl Fields for BytesMut {
     }
 }
 
-impl Fields for HeaderMap {
+impl Out for HeaderMap {
     fn put(&mut self, name: &HeaderName, pieces: &[&[u8]]) {
         if let Ok(value) = HeaderValue::from_bytes(&pieces.concat()) {
             self.append(name, value);
@@ -296,7 +334,7 @@ fn decimal(mut number: u64, out: &mut [u8; 20]) -> &[u8] {
 }
 
 /// HTTP/2 clients may split cookies over several fields; HTTP/1.1 has one (RFC 9113, 8.2.3).
-fn put_cookies(out: &mut impl Fields, headers: &HeaderMap) {
+fn put_cookies(out: &mut impl Out, headers: &HeaderMap) {
     let mut crumbs = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes);
     if let Some(first) = crumbs.next() {
         let pieces: Vec<&[u8]> =
@@ -306,7 +344,7 @@ fn put_cookies(out: &mut impl Fields, headers: &HeaderMap) {
 }
 
 /// A list field with our own element behind those that were there.
-fn put_list(out: &mut impl Fields, headers: &HeaderMap, name: &HeaderName, element: &[&[u8]]) {
+fn put_list(out: &mut impl Out, headers: &HeaderMap, name: &HeaderName, element: &[&[u8]]) {
     let mut earlier = headers.get_all(name).iter().map(HeaderValue::as_bytes).peekable();
     if earlier.peek().is_none() {
         return out.put(name, element);
@@ -319,7 +357,7 @@ fn put_list(out: &mut impl Fields, headers: &HeaderMap, name: &HeaderName, eleme
 /// Fields of a request that concern one hop, or that we write ourselves. Claims about earlier hops beyond those that
 /// we rebuild are a proxy's to make, never a client's.
 fn is_ours(name: &HeaderName, trusted: bool) -> bool {
-    is_hop_by_hop(name)
+    is_hop_by_hop(name.as_str().as_bytes())
         || match name.as_str() {
             "host" | "content-length" | "expect" | "x-corr-id" | "via" | "cookie" | "request-timeout"
             | "deadline" | "grpc-timeout" | "max-forwards" | "forwarded" | "x-forwarded-for"
@@ -463,6 +501,48 @@ mod tests {
             trusted.contains("x-forwarded-for: 6.6.6.6, 192.0.2.1\r\n")
                 && trusted.contains("x-forwarded-proto: gopher")
         );
+    }
+
+    /// The fields of a response as a client of HTTP/1.1 gets them, and as any other does.
+    fn response(fields: &str, status: StatusCode) -> (Vec<String>, Vec<String>) {
+        let text = format!("HTTP/1.1 {} x\r\n{fields}\r\n", status.as_str());
+        let mut buffer = BytesMut::from(text.as_bytes());
+        let read = ron_kernel::http::h1::head::HeadReader::default();
+        let limits = ron_kernel::http::h1::head::HeadLimits { headers_max: 20, bytes_max: 4096 };
+        let head = { read }.response(&mut buffer, limits, &Method::GET).unwrap().unwrap();
+        let corr = CorrId::new();
+        let written = write_response(&head.fields, status, Version::HTTP_11, &corr);
+        let map = response_map(Fields::Lines(head.fields), status, Version::HTTP_11, &corr);
+        let lines = std::str::from_utf8(written.lines()).unwrap().split_terminator("\r\n");
+        let mut lines: Vec<String> = lines
+            .map(|line| line.split_once(": ").unwrap())
+            .map(|(name, value)| format!("{}: {value}", name.to_ascii_lowercase()))
+            .collect();
+        let field =
+            |(name, value): (&HeaderName, &HeaderValue)| format!("{name}: {}", value.to_str().unwrap());
+        let mut mapped: Vec<String> = map.iter().map(field).collect();
+        lines.sort();
+        mapped.sort();
+        (lines, mapped)
+    }
+
+    #[test]
+    fn every_client_gets_the_same_fields() {
+        for fields in [
+            "Content-Length: 3\r\nX-A: 1\r\nx-a: 2\r\nVia: 1.0 other\r\nDate: now\r\n",
+            "Connection: close, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: 5\r\nSet-Cookie: a\r\nset-cookie: b\r\n",
+            "CONNECTION: Keep-Alive\r\nTransfer-Encoding: chunked\r\nTrailer: x\r\nETag:\r\n",
+            "X-Reason: theirs\r\nX-Corr-ID: theirs\r\nUpgrade: h2c\r\nProxy-Authenticate: x\r\nServer: s\r\n",
+        ] {
+            for status in [StatusCode::OK, StatusCode::NO_CONTENT] {
+                let (lines, mapped) = response(fields, status);
+                assert_eq!(lines, mapped, "{fields}");
+                assert!(!lines.concat().contains("theirs"), "{lines:?}");
+            }
+        }
+        let (lines, _) =
+            response("Connection: x-hop\r\nX-Hop: 1\r\nContent-Length: 0\r\n", StatusCode::NO_CONTENT);
+        assert_eq!(lines.len(), 2, "via and x-corr-id: {lines:?}");
     }
 
     #[test]

@@ -4,11 +4,11 @@ use crate::forward::{self, Forward};
 use crate::proxy::{Quota, over_quota};
 use bytes::BytesMut;
 use http::header::HeaderMap;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode, Version};
 use ron_kernel::admission::bucket::Rate;
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::http::client::Outgoing as _;
-use ron_kernel::http::{Body, ConnInfo, Peer};
+use ron_kernel::http::{Body, ConnInfo, Fields, Lines, Peer, Written};
 use ron_kernel::problem::CorrId;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -37,9 +37,11 @@ pub fn upstream_head(
     out
 }
 
-/// Takes out of a response what is not for the client.
-pub fn clean_response(headers: &mut HeaderMap) {
-    forward::clean_response(headers);
+/// The fields of a response for a client: as a map, and as lines.
+pub fn client_fields(lines: &Lines, status: StatusCode, version: Version) -> (HeaderMap, Written) {
+    let corr = CorrId::new();
+    let written = forward::write_response(lines, status, version, &corr);
+    (forward::response_map(Fields::Lines(lines.clone()), status, version, &corr), written)
 }
 
 /// What a client is told whose bucket of this rate is empty for so long.

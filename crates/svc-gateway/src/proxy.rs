@@ -11,7 +11,7 @@ use crate::access_log::AccessLog;
 use crate::config::{GatewaySettings, RouteSettings};
 use crate::decode::Decoded;
 use crate::fair_queue::{Full, Shape};
-use crate::forward::{Forward, clean_response, max_forwards, upgrade_of, via};
+use crate::forward::{Forward, max_forwards, response_map, upgrade_of, write_response};
 use crate::gate::{Gate, Pass, Refused, Ticket};
 use crate::gateway::WORK;
 use crate::ledger::{Account, Room};
@@ -20,7 +20,7 @@ use crate::routes::Routes;
 use crate::tenants::{CLASS_NAMES, Caller, Tenants};
 use crate::upstream::{Charges, Failure, Loaded, Progress, Shared, Upload, Upstream, is_excused, metered};
 use arc_swap::ArcSwap;
-use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue, UPGRADE, VIA};
+use http::header::{ALLOW, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use http::{Method, Request, Response, StatusCode};
 use plan::{Asked, Plan};
 use ron_kernel::admission::bucket::{Keyed, Rate, Single, Verdict};
@@ -28,11 +28,13 @@ use ron_kernel::admission::client_ip::{TrustedProxies, network_of};
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::admission::decode::{DecodeError, DecodeLimits};
 use ron_kernel::http::client::{Answer, CallError, Payload};
-use ron_kernel::http::{Body, BodyError, ConnInfo, Handler, Peer, Tunnel, TurnedAway, requests_family};
+use ron_kernel::http::{
+    Body, BodyError, ConnInfo, Fields, Handler, Peer, Tunnel, TurnedAway, requests_family,
+};
 use ron_kernel::inventory::{Live, LockSpec, Policy, Probe, Row};
 use ron_kernel::kernel::Service;
 use ron_kernel::metrics::{Counter, Family, Histogram};
-use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID, X_REASON};
+use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID};
 use ron_kernel::reason::{Reason, Rejections};
 use ron_kernel::sync::Permits;
 use ron_kernel::tls::{TlsClient, TlsError};
@@ -386,16 +388,8 @@ impl Proxy {
         let silence = snapshot.settings.idle_timeout.0;
         let (answer, loaded) =
             self.call(&snapshot.upstreams[index], &head, &mut body, silence, passing.budget, route).await?;
-        let Answer { status, version, mut headers, payload } = answer;
-        let switched = status == StatusCode::SWITCHING_PROTOCOLS;
-        let protocol = if switched { headers.get(UPGRADE).cloned() } else { None };
-        clean_response(&mut headers);
-        if status == StatusCode::NO_CONTENT {
-            headers.remove(CONTENT_LENGTH);
-        }
-        headers.remove(X_REASON);
-        headers.append(VIA, HeaderValue::from_static(via(version)));
-        headers.insert(X_CORR_ID, corr.value().clone());
+        let Answer { status, version, fields, payload } = answer;
+        let mut headers = HeaderMap::new();
         let (cost, factor) = (passing.request_cost, route.cost);
         let body = match payload {
             Payload::Whole(bytes) => {
@@ -406,12 +400,23 @@ impl Proxy {
                 let (pass, account) = (passing.pass, passing.account);
                 let timeouts = self.rpc_timeouts.clone();
                 let charges = Charges { pass, cost, factor, account, timeouts, _loaded: loaded };
-                metered(body, &headers, &passing.budget, charges)
+                metered(body, &fields, &passing.budget, charges)
             }
             // From here on it is a connection, not a request: `max_conns` bounds it.
             Payload::Upgraded(io) => {
+                let protocol = fields.get(&UPGRADE).and_then(|value| HeaderValue::from_bytes(value).ok());
                 headers.extend(protocol.map(|protocol| (UPGRADE, protocol)));
                 Body::tunnel(Tunnel::new(io, silence))
+            }
+        };
+        let body = match fields {
+            // For a client of HTTP/1.1 they are not taken apart.
+            Fields::Lines(lines) if conn.interim.is_some() => {
+                body.behind(write_response(&lines, status, version, corr))
+            }
+            fields => {
+                headers.extend(response_map(fields, status, version, corr));
+                body
             }
         };
         let mut response = Response::new(body);

@@ -1,5 +1,6 @@
 //! Bodies, in and out.
 
+use super::fields::Written;
 use super::h1::conn::Incoming;
 use super::tunnel::Tunnel;
 use bytes::Bytes;
@@ -36,6 +37,8 @@ type BoxBody = Pin<Box<dyn HttpBody<Data = Bytes, Error = BodyError> + Send>>;
 pub struct Body {
     kind: Kind,
     until: Option<Instant>,
+    /// Fields of the answer that it is the body of, if they are written already.
+    written: Option<Box<Written>>,
 }
 
 #[derive(Default)]
@@ -60,7 +63,7 @@ impl Body {
     }
 
     fn of(kind: Kind) -> Body {
-        Body { kind, until: None }
+        Body { kind, until: None, written: None }
     }
 
     /// The same body, which a client must have taken whole by then.
@@ -69,9 +72,27 @@ impl Body {
         Body { until, ..self }
     }
 
+    /// The same body with fields that go before it as they are, behind those of its response. For clients of HTTP/1.1
+    /// only, which [`ConnInfo::interim`](super::ConnInfo) tells.
+    #[must_use]
+    pub fn behind(self, written: Written) -> Body {
+        Body { written: Some(Box::new(written)), ..self }
+    }
+
+    pub(crate) fn take_written(&mut self) -> Option<Box<Written>> {
+        self.written.take()
+    }
+
     /// By when a client must have taken it whole.
     pub fn until(&self) -> Option<Instant> {
         self.until
+    }
+
+    /// What `wrap` makes of it, still bound to end in time and with its fields before it.
+    #[must_use]
+    pub fn wrapped(mut self, wrap: impl FnOnce(Body) -> Body) -> Body {
+        let (until, written) = (self.until, self.written.take());
+        Body { until, written, ..wrap(self) }
     }
 
     /// The same body with each of its pieces passed through `map`, which keeps their lengths.
@@ -80,8 +101,7 @@ impl Body {
         self,
         map: impl FnMut(Bytes) -> Result<Bytes, BodyError> + Send + Unpin + 'static,
     ) -> Body {
-        let until = self.until;
-        Body::stream(Mapped { body: self, map }).ending_by(until)
+        self.wrapped(|body| Body::stream(Mapped { body, map }))
     }
 
     /// The same body, ended with [`BodyError::TooLarge`] once more than `cap` bytes came.

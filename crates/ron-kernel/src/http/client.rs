@@ -11,6 +11,7 @@ mod h2;
 pub use address::{Address, Scheme};
 
 use super::body::{Body, BodyError};
+use super::fields::Fields;
 use super::io::Io;
 use crate::inventory::LockSpec;
 use crate::kernel::Service;
@@ -97,7 +98,7 @@ pub struct CallLimits {
 pub struct Answer {
     pub status: StatusCode,
     pub version: Version,
-    pub headers: HeaderMap,
+    pub fields: Fields,
     pub payload: Payload,
 }
 

@@ -91,9 +91,8 @@ impl Watch {
             Some(length) => answer.note(length, true),
             None => {
                 let body = std::mem::take(response.body_mut());
-                let until = body.until();
-                let noted = Noted { body, bytes: 0, complete: false, answer: Some(answer) };
-                *response.body_mut() = Body::stream(noted).ending_by(until);
+                let noted = |body| Noted { body, bytes: 0, complete: false, answer: Some(answer) };
+                *response.body_mut() = body.wrapped(|body| Body::stream(noted(body)));
             }
         }
         response

@@ -5,12 +5,11 @@ use crate::forward::may_trail;
 use crate::gate::Pass;
 use crate::ledger::Account;
 use bytes::Bytes;
-use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::http::client::{ResponseBody, retain};
-use ron_kernel::http::{Body, BodyError};
+use ron_kernel::http::{Body, BodyError, Fields};
 use ron_kernel::metrics::Counter;
 use std::future::Future as _;
 use std::pin::Pin;
@@ -42,20 +41,20 @@ struct Metered {
     charges: Charges,
 }
 
-/// The body of an answer with these headers, charged as it passes and held to its deadline on both sides.
-pub(crate) fn metered(body: ResponseBody, headers: &HeaderMap, budget: &Budget, charges: Charges) -> Body {
-    let until = until(headers, budget);
+/// The body of an answer with these fields, charged as it passes and held to its deadline on both sides.
+pub(crate) fn metered(body: ResponseBody, fields: &Fields, budget: &Budget, charges: Charges) -> Body {
+    let until = until(fields, budget);
     let timer = until.map(|until| Box::pin(tokio::time::sleep_until(until.into())));
     Body::stream(Metered { body, until: timer, charges }).ending_by(until)
 }
 
 /// When the whole response must be there: a short one within its budget, any within the client's own deadline.
-fn until(headers: &HeaderMap, budget: &Budget) -> Option<Instant> {
-    let field = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    let short = field(CONTENT_LENGTH)
+fn until(fields: &Fields, budget: &Budget) -> Option<Instant> {
+    let field = |name| fields.get(name).and_then(|value| std::str::from_utf8(value).ok());
+    let short = field(&CONTENT_LENGTH)
         .and_then(|length| length.parse::<u64>().ok())
         .is_some_and(|length| length <= SHORT);
-    let stream = field(CONTENT_TYPE)
+    let stream = field(&CONTENT_TYPE)
         .is_some_and(|kind| kind.starts_with("text/event-stream") || kind.starts_with("application/grpc"));
     if short && !stream { Some(budget.until) } else { budget.client }
 }

@@ -2,6 +2,7 @@
 
 use super::{Answer, CallError, CallLimits, Outgoing, Payload, Remote, ResponseBody, Source};
 use crate::http::body::{Body, BodyError};
+use crate::http::fields::Fields;
 use crate::http::h1::chunked::BadChunk;
 use crate::http::h1::conn::poll_read_exact;
 use crate::http::h1::decoder::{BodyDecoder, Decoded};
@@ -64,8 +65,8 @@ impl ClientConn {
                 let (mut io, ahead) = (self.io, self.buffer.freeze());
                 io.unread(ahead);
                 let payload = Payload::Upgraded(io);
-                let ResponseHead { status, version, headers, .. } = answered;
-                Ok(Answer { status, version, headers, payload })
+                let ResponseHead { status, version, fields, .. } = answered;
+                Ok(Answer { status, version, fields: Fields::Lines(fields), payload })
             }
             Ok((answered, decoder, first)) => {
                 Ok(self.answer(answered, decoder, first, upload, limits, remote))
@@ -103,7 +104,7 @@ impl ClientConn {
                         return Poll::Ready(if head.upgrades() { Ok(answered) } else { Err(unasked()) });
                     }
                     Ok(Some(answered)) if answered.status.is_informational() => {
-                        head.interim(answered.status, answered.headers);
+                        head.interim(answered.status, answered.fields.to_map());
                         continue;
                     }
                     Ok(Some(answered)) => return Poll::Ready(Ok(answered)),
@@ -186,7 +187,7 @@ impl ClientConn {
             };
             Payload::Stream(ResponseBody::new(Source::Http1(Box::new(download)), limits.silence))
         };
-        Answer { status: head.status, version: head.version, headers: head.headers, payload }
+        Answer { status: head.status, version: head.version, fields: Fields::Lines(head.fields), payload }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Answer, CallError, CallLimits, Outgoing, Payload, Remote, ResponseBody, Source, retain};
 use crate::http::body::{Body, BodyError};
+use crate::http::fields::Fields;
 use crate::http::io::Io;
 use crate::kernel::Service;
 use bytes::Bytes;
@@ -116,7 +117,8 @@ impl Multiplexed {
                 let (parts, incoming) = response.into_parts();
                 let download = Download { incoming, _open: open };
                 let payload = Payload::Stream(ResponseBody::new(Source::Http2(download), limits.silence));
-                Ok(Answer { status: parts.status, version: parts.version, headers: parts.headers, payload })
+                let fields = Fields::Map(parts.headers);
+                Ok(Answer { status: parts.status, version: parts.version, fields, payload })
             }
             Err(mut error) => {
                 // Given back whole: the connection was closing and took nothing.

@@ -7,6 +7,7 @@
 use super::decoder::{BodyDecoder, Decoded};
 use super::head::{Framing, HeadError, HeadReader, RequestHead};
 use crate::http::body::{Body, BodyError};
+use crate::http::fields::Written;
 use crate::http::interim::Interim;
 use crate::http::io::Io;
 use crate::http::serve::{ConnInfo, Handler, Server};
@@ -445,9 +446,11 @@ impl<'a, H: Handler> Conn<'a, H> {
         let keep = asked.keep_alive && body_read && !draining;
         let mut body = std::mem::take(response.body_mut());
         self.until = body.until();
-        let plan = Plan::of(asked, &response, &body);
+        let written = body.take_written();
+        let written = written.as_deref();
+        let plan = Plan::of(asked, &response, &body, written);
         let keep = keep && plan.framing != Framing::UntilClose;
-        encode_head(&mut self.out, asked, &response, plan, keep);
+        encode_head(&mut self.out, asked, &response, written, plan, keep);
         if let Some(tunnel) = body.take_tunnel() {
             self.flush(Bytes::new()).await?;
             return self.tunnel(tunnel).await.map(|()| false);
@@ -616,8 +619,8 @@ impl<'a, H: Handler> Conn<'a, H> {
         let asked = Asked { method: Method::GET, version: Version::HTTP_11, keep_alive: false };
         let mut response = self.server.turned_away(rejection, &CorrId::new(), self.info, None);
         let body = std::mem::take(response.body_mut());
-        let plan = Plan::of(&asked, &response, &body);
-        encode_head(&mut self.out, &asked, &response, plan, false);
+        let plan = Plan::of(&asked, &response, &body, None);
+        encode_head(&mut self.out, &asked, &response, None, plan, false);
         let mut body = body;
         if self.flush(body.take_full().unwrap_or_default()).await.is_ok() {
             self.linger().await;
@@ -709,11 +712,15 @@ impl Plan {
         }
     }
 
-    fn of(asked: &Asked, response: &Response<Body>, body: &Body) -> Plan {
+    fn of(asked: &Asked, response: &Response<Body>, body: &Body, written: Option<&Written>) -> Plan {
         let status = response.status();
         let never = status.is_informational() || matches!(status.as_u16(), 204 | 304);
-        let stated =
-            response.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let stated = match written {
+            Some(written) => written.length,
+            None => {
+                response.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok())
+            }
+        };
         let framing = match (stated, body.exact_len()) {
             (Some(length), _) => Framing::Length(length),
             (None, Some(length)) => Framing::Length(length),
@@ -729,7 +736,14 @@ impl Plan {
     }
 }
 
-fn encode_head(out: &mut BytesMut, asked: &Asked, response: &Response<Body>, plan: Plan, keep: bool) {
+fn encode_head(
+    out: &mut BytesMut,
+    asked: &Asked,
+    response: &Response<Body>,
+    written: Option<&Written>,
+    plan: Plan,
+    keep: bool,
+) {
     out.reserve(HEAD_ROOM + plan.short_len());
     out.extend_from_slice(b"HTTP/1.1 ");
     out.extend_from_slice(response.status().as_str().as_bytes());
@@ -742,7 +756,10 @@ fn encode_head(out: &mut BytesMut, asked: &Asked, response: &Response<Body>, pla
             push_field(out, name.as_str(), value.as_bytes());
         }
     }
-    if !response.headers().contains_key(DATE) {
+    if let Some(written) = written {
+        out.extend_from_slice(&written.lines);
+    }
+    if !written.map_or_else(|| response.headers().contains_key(DATE), |written| written.dated) {
         crate::http::serve::with_date(|date| push_field(out, "date", date.as_bytes()));
     }
     if plan.state_length {

@@ -4,6 +4,7 @@
 //! `Transfer-Encoding`, more than one `Content-Length`, any transfer coding but `chunked`, a missing or second
 //! `Host`.
 
+use crate::http::fields::Lines;
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING,
@@ -34,6 +35,24 @@ pub enum HeadError {
     LengthRequired,
 }
 
+/// Where the values of a field are found.
+pub trait Values {
+    fn values<'a>(&'a self, name: &'a HeaderName) -> impl Iterator<Item = &'a [u8]>;
+}
+
+impl Values for HeaderMap {
+    fn values<'a>(&'a self, name: &'a HeaderName) -> impl Iterator<Item = &'a [u8]> {
+        self.get_all(name).iter().map(HeaderValue::as_bytes)
+    }
+}
+
+impl Values for Lines {
+    fn values<'a>(&'a self, name: &'a HeaderName) -> impl Iterator<Item = &'a [u8]> {
+        let wanted = name.as_str().as_bytes();
+        self.iter().filter(move |(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value)
+    }
+}
+
 /// How long a body is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
@@ -58,7 +77,7 @@ pub struct RequestHead {
 pub struct ResponseHead {
     pub status: StatusCode,
     pub version: Version,
-    pub headers: HeaderMap,
+    pub fields: Lines,
     pub framing: Framing,
     pub keep_alive: bool,
 }
@@ -97,6 +116,9 @@ impl HeadReader {
         limits: HeadLimits,
         method: &Method,
     ) -> Result<Option<ResponseHead>, HeadError> {
+        if buffer.is_empty() {
+            return Ok(None);
+        }
         match self.find_end(buffer, limits)? {
             Some(end) => parse_response(&buffer.split_to(end).freeze(), limits, method).map(Some),
             None => Ok(None),
@@ -208,10 +230,10 @@ fn parse_response(head: &Bytes, limits: HeadLimits, method: &Method) -> Result<R
     let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
     let status = status.ok_or(HeadError::Malformed("the status is no valid code"))?;
     let version = if parsed.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
-    let headers = header_map(head, parsed.headers)?;
-    let framing = response_framing(&headers, status, method)?;
-    let keep_alive = keeps_alive(&headers, version) && framing != Framing::UntilClose;
-    Ok(ResponseHead { status, version, headers, framing, keep_alive })
+    let fields = Lines::new(head, parsed.headers);
+    let framing = response_framing(&fields, status, method)?;
+    let keep_alive = keeps_alive(&fields, version) && framing != Framing::UntilClose;
+    Ok(ResponseHead { status, version, fields, framing, keep_alive })
 }
 
 /// As many of the inline slots as the limits allow.
@@ -272,13 +294,12 @@ pub(crate) fn is_host(text: &[u8]) -> bool {
 }
 
 /// `Content-Length`, if there is exactly one and it is nothing but digits.
-fn content_length(headers: &HeaderMap) -> Result<Option<u64>, HeadError> {
-    let mut values = headers.get_all(CONTENT_LENGTH).iter();
-    let Some(value) = values.next() else { return Ok(None) };
+fn content_length(headers: &impl Values) -> Result<Option<u64>, HeadError> {
+    let mut values = headers.values(&CONTENT_LENGTH);
+    let Some(digits) = values.next() else { return Ok(None) };
     if values.next().is_some() {
         return Err(HeadError::Malformed("there is more than one Content-Length"));
     }
-    let digits = value.as_bytes();
     if digits.is_empty() || digits.len() > 18 || !digits.iter().all(u8::is_ascii_digit) {
         return Err(HeadError::Malformed("Content-Length is no number"));
     }
@@ -286,11 +307,11 @@ fn content_length(headers: &HeaderMap) -> Result<Option<u64>, HeadError> {
 }
 
 /// Whether the body is chunked; any other transfer coding is refused.
-fn is_chunked(headers: &HeaderMap) -> Result<bool, HeadError> {
-    let mut values = headers.get_all(TRANSFER_ENCODING).iter();
+fn is_chunked(headers: &impl Values) -> Result<bool, HeadError> {
+    let mut values = headers.values(&TRANSFER_ENCODING);
     match (values.next(), values.next()) {
         (None, _) => Ok(false),
-        (Some(value), None) if value.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(true),
+        (Some(value), None) if value.eq_ignore_ascii_case(b"chunked") => Ok(true),
         _ => Err(HeadError::Malformed("the transfer coding is not exactly chunked")),
     }
 }
@@ -313,7 +334,7 @@ fn request_framing(method: &Method, headers: &HeaderMap, version: Version) -> Re
     }
 }
 
-fn response_framing(headers: &HeaderMap, status: StatusCode, method: &Method) -> Result<Framing, HeadError> {
+fn response_framing(headers: &Lines, status: StatusCode, method: &Method) -> Result<Framing, HeadError> {
     let bodiless =
         status.is_informational() || matches!(status.as_u16(), 204 | 304) || method == Method::HEAD;
     let (chunked, length) = (is_chunked(headers)?, content_length(headers)?);
@@ -329,12 +350,12 @@ fn response_framing(headers: &HeaderMap, status: StatusCode, method: &Method) ->
 }
 
 /// Whether `Connection` lists the word.
-pub fn connection_has(headers: &HeaderMap, word: &str) -> bool {
-    let mut values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
-    values.any(|value| value.split(',').any(|item| item.trim().eq_ignore_ascii_case(word)))
+fn connection_has(headers: &impl Values, word: &str) -> bool {
+    let is_it = |item: &[u8]| item.trim_ascii().eq_ignore_ascii_case(word.as_bytes());
+    headers.values(&CONNECTION).any(|value| value.split(|byte| *byte == b',').any(is_it))
 }
 
-fn keeps_alive(headers: &HeaderMap, version: Version) -> bool {
+fn keeps_alive(headers: &impl Values, version: Version) -> bool {
     if version == Version::HTTP_10 {
         connection_has(headers, "keep-alive")
     } else {
