@@ -27,7 +27,7 @@ use std::future::Future as _;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpStream, UnixStream};
@@ -120,6 +120,8 @@ pub struct Remote {
     pub address: Address,
     service: Service,
     tls: ArcSwapOption<TlsClient>,
+    /// How often the rules of TLS have changed: a connection made under former ones is not kept.
+    tls_version: AtomicUsize,
     idle: Lock<Vec<(Instant, ClientConn)>>,
     multiplexed: Lock<Vec<Multiplexed>>,
     /// It has spoken HTTP/2 before.
@@ -137,6 +139,7 @@ impl Remote {
             address,
             service: service.clone(),
             tls: ArcSwapOption::empty(),
+            tls_version: AtomicUsize::new(0),
             idle: Lock::new(service.inventory(), lock, Vec::new()),
             multiplexed: Lock::new(service.inventory(), lock, Vec::new()),
             speaks_http2: AtomicBool::new(false),
@@ -148,8 +151,9 @@ impl Remote {
     /// How TLS is spoken to it from now on.
     pub fn set_tls(&self, tls: Option<TlsClient>) {
         self.tls.store(tls.map(Arc::new));
-        // Connections made under the former rules take no further request.
+        // Connections made under the former rules take no further request, nor do those that are busy or being made.
         if self.address.is_https() {
+            self.tls_version.fetch_add(1, Ordering::SeqCst);
             self.idle.lock().clear();
             self.forget_multiplexed();
         }
@@ -206,15 +210,16 @@ impl Remote {
         if !only_http1 && let Some(conn) = self.take_multiplexed() {
             return Ok(Dialed::Http2(conn));
         }
+        let tls_version = self.tls_version.load(Ordering::SeqCst);
         let (io, is_http2) = self.connect(only_http1).await?;
         if !is_http2 {
-            return Ok(Dialed::Http1(ClientConn::new(io)));
+            return Ok(Dialed::Http1(ClientConn::new(io, tls_version)));
         }
         self.speaks_http2.store(true, Ordering::Relaxed);
         let conn = Multiplexed::new(self, &self.service, io).await.map_err(std::io::Error::other)?;
         let mut kept = self.multiplexed.lock();
         kept.retain(|conn| !conn.is_closed());
-        if kept.len() < MULTIPLEXED_MAX {
+        if kept.len() < MULTIPLEXED_MAX && self.tls_version.load(Ordering::SeqCst) == tls_version {
             kept.push(conn.clone());
         }
         Ok(Dialed::Http2(conn))
@@ -280,6 +285,10 @@ impl Remote {
 
     fn keep(&self, conn: ClientConn) {
         let mut idle = self.idle.lock();
+        // Looked at under the lock: whoever changes the version empties the list behind it.
+        if conn.tls_version != self.tls_version.load(Ordering::SeqCst) {
+            return;
+        }
         if idle.len() >= IDLE_MAX {
             idle.remove(0);
         }

@@ -456,3 +456,50 @@ fn a_dead_http2_connection_is_not_used_again_after_one_request_found_it_silent()
     assert_eq!(client.request("GET", "/", &timeout, b"").unwrap().reason(), "deadline");
     assert_eq!(client.request("GET", "/", &timeout, b"").unwrap().text(), "yes", "over a new connection");
 }
+
+#[test]
+fn connections_made_under_former_tls_settings_take_no_further_request() {
+    let origin = Origin::start(|path| match path {
+        "/slow" => Script::After(Duration::from_millis(1500)),
+        _ => Script::Body(b"hi".to_vec()),
+    });
+    let (dir, back) = tls_node(&origin, "");
+    ron_testkit::ron(&["init", "other", "--tls"], dir.path());
+    let server = [format!("https://{}", back.address("gateway", "https"))];
+    let trusting = |ca: &str| {
+        let ca = dir.path().join(ca).join("tls/ca.pem");
+        config(&server, "", &format!("tls = {{ ca = \"{}\" }}", ca.display()))
+    };
+    // Asked to change the protocol, the server is spoken to in HTTP/1.1; it does not, and the connection is kept.
+    let upgrade = [("Connection", "Upgrade"), ("Upgrade", "echo")];
+    for (protocol, headers) in [("HTTP/2", &[][..]), ("HTTP/1.1", &upgrade)] {
+        let front = Node::start(&["gateway"], &trusting("certs"));
+        let trust = |ca: &str| {
+            front.write_config(&trusting(ca));
+            assert_eq!(front.admin_post("/admin/reload", "").status, 200);
+        };
+        let ask = |path: &str| request(&front.gateway(), "GET", path, headers, b"").unwrap();
+        let open = |node: &Node| node.metric("connections_open{service=\"gateway\"}");
+        assert_eq!(
+            (ask("/").status, ask("/").status, open(&back)),
+            (200, 200, 1.0),
+            "{protocol}: it is kept"
+        );
+        trust("other");
+        assert_eq!(
+            ask("/").reason(),
+            "upstream_error",
+            "{protocol}: the server's CA is not trusted any more"
+        );
+        trust("certs");
+        // One that is busy meanwhile may end what it does, and no more.
+        let mut slow = Client::connect(&front.gateway()).unwrap();
+        let fields: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        slow.send(format!("GET /slow HTTP/1.1\r\nHost: a\r\n{fields}\r\n").as_bytes()).unwrap();
+        front.eventually("it is under way", |_| origin.last().starts_with("GET /slow "));
+        trust("other");
+        assert_eq!(slow.read_answer("GET").unwrap().text(), "slow");
+        assert_eq!(ask("/").reason(), "upstream_error", "{protocol}: it came back after the change");
+        front.eventually("none is left", |_| open(&back) == 0.0);
+    }
+}

@@ -25,11 +25,13 @@ pub(super) struct ClientConn {
     io: Io,
     buffer: BytesMut,
     reused: bool,
+    /// The rules of TLS that it was made under.
+    pub(super) tls_version: usize,
 }
 
 impl ClientConn {
-    pub(super) fn new(io: Io) -> ClientConn {
-        ClientConn { io, buffer: BytesMut::new(), reused: false }
+    pub(super) fn new(io: Io, tls_version: usize) -> ClientConn {
+        ClientConn { io, buffer: BytesMut::new(), reused: false, tls_version }
     }
 
     /// Whether the server has neither closed the connection nor sent anything unasked.
