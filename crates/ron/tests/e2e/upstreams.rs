@@ -266,13 +266,21 @@ fn early_hints_pass_to_clients_that_know_them() {
 fn what_is_for_the_gateway_itself_is_answered_by_it() {
     let origin = Origin::start(|_| Script::Echo);
     let node = start(&[origin.url()], "", "");
-    let whole = request(&node.gateway(), "OPTIONS", "*", &[], b"").unwrap();
-    assert_eq!(whole.status, 204);
+    let named = [("X-Corr-ID", "star-1")];
+    let whole = request(&node.gateway(), "OPTIONS", "*", &named, b"").unwrap();
+    assert_eq!((whole.status, whole.header("x-corr-id")), (204, Some("star-1")));
     assert!(whole.header("allow").unwrap().contains("GET"));
     let ask = |method: &str, hops: &str| {
         request(&node.gateway(), method, "/x", &[("Max-Forwards", hops)], b"").unwrap()
     };
-    assert_eq!((ask("OPTIONS", "0").status, ask("TRACE", "0").status), (204, 405));
+    let (options, trace) = (ask("OPTIONS", "0"), ask("TRACE", "0"));
+    assert_eq!((options.status, options.header("x-corr-id").is_some()), (204, true));
+    assert_eq!(
+        (trace.status, trace.reason(), trace.json()["code"].as_str()),
+        (405, "method", Some("method"))
+    );
+    assert_eq!(trace.header("content-type"), Some("application/problem+json"));
+    assert_eq!((trace.header("allow"), trace.header("x-corr-id").is_some()), (whole.header("allow"), true));
     assert_eq!(origin.seen.lock().unwrap().len(), 0);
     assert!(ask("OPTIONS", "3").text().contains("max-forwards: 2\r\n"));
     assert!(!ask("GET", "0").text().contains("max-forwards"), "it is for OPTIONS and TRACE only");
@@ -458,6 +466,21 @@ fn a_dead_http2_connection_is_not_used_again_after_one_request_found_it_silent()
 }
 
 #[test]
+fn a_host_that_http2_cannot_say_costs_a_request_neither_path_nor_query() {
+    let origin = Origin::start(|_| Script::Echo);
+    let back = start(&[origin.url()], "", "");
+    let front = start(&[format!("h2c://{}", back.gateway())], "", "");
+    for host in ["a%41.example", "100%", "a.example:80", ""] {
+        let mut client = Client::connect(&front.gateway()).unwrap();
+        let head = format!("GET /p/q?x=1&y=%2F HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        client.send(head.as_bytes()).unwrap();
+        let answer = client.read_answer("GET").unwrap();
+        assert_eq!(answer.status, 200, "{host:?}: {}", answer.text());
+        assert!(answer.text().starts_with("GET /p/q?x=1&y=%2F HTTP/1.1\r\n"), "{host:?}: {}", answer.text());
+    }
+}
+
+#[test]
 fn connections_made_under_former_tls_settings_take_no_further_request() {
     let origin = Origin::start(|path| match path {
         "/slow" => Script::After(Duration::from_millis(1500)),
@@ -502,4 +525,37 @@ fn connections_made_under_former_tls_settings_take_no_further_request() {
         assert_eq!(ask("/").reason(), "upstream_error", "{protocol}: it came back after the change");
         front.eventually("none is left", |_| open(&back) == 0.0);
     }
+}
+
+#[test]
+fn clients_that_do_not_read_hold_up_nobody_else_on_their_http2_connection() {
+    let origin = Origin::start(|path| match path {
+        "/endless" => Script::Body(vec![b'x'; 32 << 20]),
+        _ => Script::Body(vec![b'y'; 200_000]),
+    });
+    let patient = "write_timeout = \"60s\"\nidle_timeout = \"60s\"";
+    let back = start(&[origin.url()], patient, "");
+    let front = start(&[format!("h2c://{}", back.gateway())], patient, "");
+    assert_eq!(get(&front.gateway(), "/").status, 200);
+    let sleepers: Vec<Client> = (0..12)
+        .map(|_| {
+            let mut client = Client::connect(&front.gateway()).unwrap();
+            client.send(b"GET /endless HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+            client
+        })
+        .collect();
+    let received = |node: &Node| node.metric("buffered_bytes{tenant=\"other\"}");
+    let mut before = -1.0;
+    front.eventually("nothing moves any more", |front| {
+        let now = received(front) + received(&back);
+        std::thread::sleep(Duration::from_millis(200));
+        std::mem::replace(&mut before, now) == now && now > 0.0
+    });
+    assert_eq!(back.metric("connections_open{service=\"gateway\"}"), 1.0, "they share one connection");
+    for _ in 0..10 {
+        let begun = Instant::now();
+        let answer = request(&front.gateway(), "GET", "/", &[("Request-Timeout", "5s")], b"").unwrap();
+        assert_eq!((answer.status, answer.body.len()), (200, 200_000), "after {:?}", begun.elapsed());
+    }
+    drop(sleepers);
 }
