@@ -3,6 +3,7 @@
 
 mod access_log;
 mod admin;
+mod blame;
 mod commands;
 mod documents;
 mod fairness;
