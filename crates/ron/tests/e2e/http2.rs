@@ -6,18 +6,31 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
+pub(crate) const DATA: u8 = 0;
+pub(crate) const HEADERS: u8 = 1;
+pub(crate) const RST_STREAM: u8 = 3;
+pub(crate) const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
+pub(crate) const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
+pub(crate) const END_STREAM: u8 = 1;
+pub(crate) const END_HEADERS: u8 = 4;
 /// `GET / HTTP/2` for host `a`, in HPACK.
 const GET: &[u8] = b"\x82\x86\x84\x41\x01a";
 
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// The next frame's kind, flags, stream and payload; `None` at the end of the connection, however it ends.
+pub(crate) fn read_frame(stream: &mut TcpStream) -> Option<(u8, u8, u32, Vec<u8>)> {
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).ok()?;
+    let [a, b, c, kind, flags, id @ ..] = head;
+    let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+    stream.read_exact(&mut payload).ok()?;
+    Some((kind, flags, u32::from_be_bytes(id), payload))
 }
 
 /// A connection that has said hello.
@@ -26,22 +39,17 @@ fn connect(node: &Node) -> TcpStream {
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     stream.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
-    stream.write_all(&frame(4, 0, 0, b"")).unwrap();
+    stream.write_all(&frame(SETTINGS, 0, 0, b"")).unwrap();
     stream
 }
 
 /// Reads to the end of the connection; the error code of the GOAWAY, if one came.
 fn farewell(mut stream: TcpStream) -> Option<u32> {
-    let mut all = Vec::new();
-    let _reset_or_closed = stream.read_to_end(&mut all);
-    let (mut rest, mut code) = (&all[..], None);
-    while let [a, b, c, kind, _, _, _, _, _, payload @ ..] = rest {
-        let length = u32::from_be_bytes([0, *a, *b, *c]) as usize;
-        let (payload, behind) = payload.split_at(length.min(payload.len()));
-        if *kind == GOAWAY && payload.len() >= 8 {
+    let mut code = None;
+    while let Some((kind, _, _, payload)) = read_frame(&mut stream) {
+        if kind == GOAWAY && payload.len() >= 8 {
             code = Some(u32::from_be_bytes(payload[4..8].try_into().unwrap()));
         }
-        rest = behind;
     }
     code
 }

@@ -16,6 +16,7 @@ mod reasons;
 mod registry;
 mod reload;
 mod soak;
+mod uploads;
 mod upstreams;
 
 /// A configuration with every listener on a free port; `gateway` goes into its table, `rest` behind it.
