@@ -341,17 +341,29 @@ mod tests {
         assert_eq!(fourth.hasher.hash_one(7), first.hasher.hash_one(7), "strangers stay in their buckets");
     }
 
+    /// In how many buckets strangers at these addresses are.
+    fn buckets(tenants: &Tenants, addresses: impl Iterator<Item = IpAddr>) -> usize {
+        let bucket = |ip: IpAddr| {
+            let from = From { client: Some(ip), ..From::default() };
+            tenants.caller(&HeaderMap::new(), &RouteSettings::default(), from).unwrap().tenant.id
+        };
+        addresses.map(bucket).collect::<std::collections::HashSet<u32>>().len()
+    }
+
     #[test]
     fn strangers_share_a_bounded_number_of_buckets() {
         let tenants = tenants();
-        let route = RouteSettings::default();
-        let ids: std::collections::HashSet<u32> = (0..5000u32)
-            .map(|n| IpAddr::from(n.to_be_bytes()))
-            .map(|ip| From { client: Some(ip), ..From::default() })
-            .map(|from| tenants.caller(&HeaderMap::new(), &route, from).unwrap().tenant.id)
-            .collect();
-        assert_eq!(ids.len(), BUCKETS as usize);
-        let local = tenants.caller(&HeaderMap::new(), &route, From::default()).unwrap();
+        let addresses = (0..5000u32).map(|n| IpAddr::from(n.to_be_bytes()));
+        assert_eq!(buckets(&tenants, addresses), BUCKETS as usize);
+        let local = tenants.caller(&HeaderMap::new(), &RouteSettings::default(), From::default()).unwrap();
         assert_eq!(local.tenant.class, 2, "the Unix socket is this machine");
+    }
+
+    #[test]
+    fn strangers_of_one_network_are_in_one_bucket() {
+        let (tenants, network) = (tenants(), 0x2001_0db8_0001_0002_u128 << 64);
+        let ip = |bits: u128| IpAddr::from(bits.to_be_bytes());
+        assert_eq!(buckets(&tenants, (0..1000).map(|host| ip(network | host << 50 | host))), 1);
+        assert!(buckets(&tenants, (0..1000).map(|other| ip(network + (other << 64)))) > 32);
     }
 }

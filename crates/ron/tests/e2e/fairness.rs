@@ -554,6 +554,28 @@ fn what_waits_at_shutdown_is_answered() {
 }
 
 #[test]
+fn what_comes_in_a_drain_and_must_wait_has_its_turn_too() {
+    let (origin, open) = held();
+    let rest = "[node]\ndrain_deadline = \"5s\"\n";
+    let mut node = Node::start(&["gateway"], &slow(&origin, "", 1, rest));
+    let mut runs = Client::connect(&node.gateway()).unwrap();
+    runs.send(b"GET /runs HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    node.eventually("it runs", |_| origin.last().contains("/runs"));
+    // Nobody waits, but this one has begun to speak.
+    let mut comes = Client::connect(&node.gateway()).unwrap();
+    comes.send(b"GET /comes HTTP/1.1\r\nHo").unwrap();
+    node.signal("TERM");
+    let gateway = node.gateway();
+    node.eventually("the listener is closed", |_| std::net::TcpStream::connect(&gateway).is_err());
+    comes.send(b"st: a\r\n\r\n").unwrap();
+    node.eventually("it waits", |node| node.metric("queue_depth{service=\"gateway\",queue=\"work\"}") == 1.0);
+    open.store(true, Ordering::SeqCst);
+    assert_eq!(runs.read_answer("GET").unwrap().status, 200);
+    assert_eq!(comes.read_answer("GET").unwrap().status, 200, "{}", node.log());
+    assert_eq!(node.wait(), 0, "{}", node.log());
+}
+
+#[test]
 fn writes_are_shed_first_when_the_queue_stays_full_and_come_back() {
     let origin = Origin::start(|_| Script::After(Duration::from_millis(50)));
     let rest = tenants(&[("a", "")]);

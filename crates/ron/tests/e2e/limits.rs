@@ -157,6 +157,24 @@ fn quotas_answer_429_with_an_honest_retry_after() {
 }
 
 #[test]
+fn the_addresses_of_one_network_share_a_quota_in_ipv6() {
+    let origin = Origin::start(|_| Script::Body(b"hi".to_vec()));
+    let gateway = "trusted_proxies = [\"127.0.0.1\"]\nquotas = { per_ip_rps = 1, burst_factor = 2.0 }";
+    let node = Node::start(&["gateway"], &config(&origin.url(), gateway, ""));
+    let ask = |client: &str| {
+        let answer = request(&node.gateway(), "GET", "/", &[("X-Forwarded-For", client)], b"").unwrap();
+        answer.reason().to_owned()
+    };
+    // A token comes back each second, so one more than the burst may pass on a slow day.
+    let of_one: Vec<String> = (1..=8).map(|host| ask(&format!("2001:db8:1:2:{host}::{host}"))).collect();
+    assert_eq!(of_one[..2], ["", ""], "{of_one:?}");
+    assert!(of_one.iter().filter(|reason| *reason == "quota_ip").count() >= 5, "{of_one:?}");
+    for other in ["2001:db8:1:3::1", "192.0.2.1", "192.0.2.2"] {
+        assert_eq!(ask(other), "", "{other} is another network");
+    }
+}
+
+#[test]
 fn the_inflight_cap_sheds_at_once() {
     let origin = Origin::start(|_| Script::After(Duration::from_millis(600)));
     let node = Node::start(
