@@ -231,6 +231,41 @@ fn what_is_answered_during_a_drain_is_still_logged() {
 }
 
 #[test]
+fn what_is_cut_at_the_drain_deadline_is_logged_as_that() {
+    let origin = Origin::start(|path| match path {
+        "/begun" => Script::Chunks(vec![b"abc".to_vec(); 100], Duration::from_millis(100)),
+        _ => Script::Silence,
+    });
+    let rest = "[node]\ndrain_deadline = \"1s\"";
+    let mut node = Node::start(&["gateway"], &config(&origin.url(), FILE, rest));
+    let ask = |path: &str| {
+        let mut client = Client::connect(&node.gateway()).unwrap();
+        let head = format!("GET /{path} HTTP/1.1\r\nHost: a\r\nX-Corr-ID: {path}-1\r\n\r\n");
+        client.send(head.as_bytes()).unwrap();
+        client
+    };
+    let (mut stuck, mut begun) = (ask("stuck"), ask("begun"));
+    let url = format!("http://{}/stream", node.gateway());
+    let curl = std::process::Command::new("curl")
+        .args(["-s", "-o", "/dev/null", "--http2-prior-knowledge", "-H", "X-Corr-ID: stream-1", &url])
+        .spawn();
+    node.eventually("all are under way", |_| origin.seen.lock().unwrap().len() == 3);
+    begun.read_exact(200).unwrap();
+    assert_eq!(node.stop(), 0);
+    curl.unwrap().wait().unwrap();
+    assert_eq!(stuck.read_answer("GET").unwrap().reason(), "draining");
+    for (corr, status, reason) in [
+        ("stuck-1", 503, json!("draining")),
+        ("stream-1", 503, json!("draining")),
+        ("begun-1", 200, Value::Null),
+    ] {
+        let told = line(&node, corr);
+        assert_eq!((&told["status"], &told["reason"]), (&status.into(), &reason), "{told}");
+        assert_eq!((&told["complete"], &told["upstream"]), (&false.into(), &"o".into()), "{told}");
+    }
+}
+
+#[test]
 fn a_stuck_file_holds_up_neither_requests_nor_the_end() {
     let origin = Origin::start(|_| Script::Echo);
     let dir = tempfile::tempdir().unwrap();

@@ -227,3 +227,52 @@ impl Drop for Noted {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access_log::Sink;
+    use crate::config::{AccessLogFormat, AccessLogSettings, GatewaySettings};
+    use crate::proxy::UpstreamTls;
+    use ron_kernel::http::Peer;
+    use ron_kernel::kernel::Kernel;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    #[tokio::test]
+    async fn a_request_whose_handler_panics_has_a_line_that_says_so() {
+        let (dir, service) = (tempfile::tempdir().unwrap(), Kernel::new().service("gateway"));
+        let access_log = AccessLogSettings {
+            enabled: true,
+            format: AccessLogFormat::Json,
+            file: "access.log".into(),
+            ..AccessLogSettings::default()
+        };
+        let settings = GatewaySettings { access_log, ..GatewaySettings::default() };
+        let log = AccessLog::start(&service, Sink::open(&settings.access_log, dir.path()).unwrap());
+        let proxy = Proxy::new(&service, &settings, dir.path().into(), &UpstreamTls::default(), log);
+        let snapshot = proxy.snapshot.load_full();
+        let conn = ConnInfo::new(Peer::Unix { uid: 0 }, false);
+        for panics in [true, false] {
+            let left = catch_unwind(AssertUnwindSafe(|| {
+                let mut request = Request::new(Body::default());
+                let (corr, now) = (CorrId::new(), Instant::now());
+                let _watch = Watch::begin(&proxy.access_log, &snapshot, &mut request, &conn, &corr, now);
+                assert!(!panics, "as a handler might");
+            }));
+            assert_eq!(left.is_err(), panics);
+        }
+        let path = dir.path().join("access.log");
+        let text = tokio::time::timeout(Duration::from_secs(10), async {
+            loop {
+                match std::fs::read_to_string(&path) {
+                    Ok(text) if text.lines().count() == 2 => return text,
+                    _ => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            }
+        });
+        let text = text.await.unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].contains("\"status\":500,\"reason\":\"internal\""), "{text}");
+        assert!(lines[1].contains("\"status\":499,\"reason\":null"), "who leaves is told apart: {text}");
+    }
+}
