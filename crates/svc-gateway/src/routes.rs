@@ -18,10 +18,18 @@ pub struct Routes {
 
 #[derive(Debug, Default)]
 struct Paths {
-    exact: FnvMap<String, Vec<usize>>,
+    exact: FnvMap<String, Vec<Candidate>>,
     /// By prefix without its `/*`; the empty prefix is `/*`.
-    below: FnvMap<String, Vec<usize>>,
-    methods: Vec<(usize, Vec<Method>)>,
+    below: FnvMap<String, Vec<Candidate>>,
+}
+
+/// A route of this host and path.
+#[derive(Debug)]
+struct Candidate {
+    /// Its index in the settings.
+    route: usize,
+    /// Empty: every method.
+    methods: Vec<Method>,
 }
 
 /// What became of a look-up.
@@ -82,16 +90,16 @@ impl Routes {
     pub fn new(settings: &[RouteSettings]) -> Routes {
         let mut routes = Routes::default();
         for (index, route) in settings.iter().enumerate() {
+            let methods = || route.methods.iter().filter_map(|m| Method::from_bytes(m.as_bytes()).ok());
+            routes.named.extend(methods());
             for host in hosts_of(route) {
                 let paths = routes.hosts.entry(host).or_default();
-                match route.path.strip_suffix("/*") {
-                    Some(prefix) => paths.below.entry(prefix.to_owned()).or_default().push(index),
-                    None => paths.exact.entry(route.path.clone()).or_default().push(index),
-                }
-                let methods = route.methods.iter().filter_map(|m| Method::from_bytes(m.as_bytes()).ok());
-                paths.methods.push((index, methods.collect()));
+                let candidates = match route.path.strip_suffix("/*") {
+                    Some(prefix) => paths.below.entry(prefix.to_owned()),
+                    None => paths.exact.entry(route.path.clone()),
+                };
+                candidates.or_default().push(Candidate { route: index, methods: methods().collect() });
             }
-            routes.named.extend(route.methods.iter().filter_map(|m| Method::from_bytes(m.as_bytes()).ok()));
         }
         routes
     }
@@ -180,27 +188,10 @@ impl Paths {
     fn find(&self, path: &str, method: &Method) -> Found {
         let mut allowed = Vec::new();
         let exact = self.exact.get(path);
-        let mut prefix = path;
-        let below = std::iter::from_fn(|| {
-            loop {
-                if prefix.is_empty() && path.is_empty() {
-                    return None;
-                }
-                let found = self.below.get(prefix);
-                match prefix.rfind('/') {
-                    Some(end) => prefix = &prefix[..end],
-                    None => return None,
-                }
-                if found.is_some() {
-                    return found;
-                }
-            }
-        });
-        let root = self.below.get("").filter(|_| !path.is_empty());
-        for candidates in exact.into_iter().chain(below).chain(root) {
-            for route in candidates {
-                let methods =
-                    self.methods.iter().find(|(index, _)| index == route).map_or(&[][..], |(_, m)| m);
+        let prefixes = std::iter::successors(Some(path), |path| path.rfind('/').map(|end| &path[..end]));
+        let below = prefixes.filter_map(|prefix| self.below.get(prefix));
+        for candidates in exact.into_iter().chain(below) {
+            for Candidate { route, methods } in candidates {
                 if methods.is_empty() || methods.contains(method) {
                     return Found::Route(*route);
                 }
