@@ -508,9 +508,15 @@ pub(crate) async fn work(sched: Arc<Receiver<Dispatched>>) -> TaskResult {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gateway::SCHED;
+    use ron_kernel::channel::queue;
+    use ron_kernel::inventory::Policy;
+    use ron_kernel::kernel::Kernel;
     use ron_kernel::metrics::Metrics;
+    use ron_kernel::sync::Limits;
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
+    use tokio::sync::oneshot::error::TryRecvError;
 
     fn ticket(id: u32) -> Ticket {
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -577,6 +583,25 @@ mod tests {
         waits.remove(0);
         assert_eq!((upstream.used(), gate.inflight.used(), woken()), (0, 0, true));
         assert_eq!(gate.queue.lock().tokens(), [0, 4900, 0], "a turn is paid for");
+    }
+
+    #[tokio::test]
+    async fn a_turn_that_finds_no_way_to_the_workers_is_lost_the_newest_or_the_oldest() {
+        for (policy, kept) in [(Policy::RejectNew, 0), (Policy::DropOldest, 3)] {
+            let (gate, upstream, _standing, mut waits) = full();
+            upstream.set_limit(4);
+            let service = Kernel::new().service("gateway");
+            let (sender, receiver) = queue(service.inventory(), &SCHED, Limits::items(1), policy);
+            let mut scheduling = pin!(schedule(gate.clone(), sender, service.shutdown().clone(), || true));
+            let mut poll = || scheduling.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            gate.wake.notify_one();
+            assert!(poll().is_pending());
+            let lost = waits.iter_mut().map(|wait| matches!(wait.try_recv(), Err(TryRecvError::Closed)));
+            assert_eq!(lost.collect::<Vec<_>>(), [0, 1, 2, 3].map(|place| place != kept), "{policy:?}");
+            assert_eq!((upstream.used(), gate.inflight.used()), (1, 1), "what is lost holds nothing");
+            drop(receiver.try_recv());
+            assert_eq!((upstream.used(), gate.queued()), (0, 0));
+        }
     }
 
     #[test]

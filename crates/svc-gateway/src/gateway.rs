@@ -36,7 +36,7 @@ pub(crate) static WORK: ChannelSpec = ChannelSpec {
 };
 
 /// What it holds has its permits already, so it stays short.
-static SCHED: ChannelSpec = ChannelSpec {
+pub(crate) static SCHED: ChannelSpec = ChannelSpec {
     service: NAME,
     name: "sched",
     kind: ChannelKind::Mpsc,

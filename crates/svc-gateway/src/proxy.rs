@@ -859,3 +859,24 @@ fn unix_millis() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backoff_doubles_up_to_its_cap_and_is_spread_by_its_base() {
+        let (base, cap) = (Duration::from_millis(50), Duration::from_secs(2));
+        for (attempt, least) in
+            [(1, 50), (2, 100), (3, 200), (6, 1600), (7, 2000), (40, 2000), (u64::MAX, 2000)]
+        {
+            let least = Duration::from_millis(least);
+            let delays: Vec<Duration> = (0..100).map(|_| backoff(base, cap, attempt)).collect();
+            assert!(
+                delays.iter().all(|delay| (least..=least + base).contains(delay)),
+                "{attempt}: {delays:?}"
+            );
+            assert!(delays.iter().any(|delay| *delay != delays[0]), "all at once is what it is to prevent");
+        }
+    }
+}
