@@ -60,6 +60,53 @@ fn a_server_that_hangs_is_left_out_like_one_that_fails() {
 }
 
 #[test]
+fn the_breaker_opens_on_the_rate_of_failures_within_its_window() {
+    let calls = std::sync::atomic::AtomicUsize::new(0);
+    let origin = Origin::start(move |_| {
+        // Two of five fail, never two in a row.
+        match calls.fetch_add(1, std::sync::atomic::Ordering::SeqCst) % 5 {
+            1 | 3 => Script::Raw(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n".to_vec()),
+            _ => Script::Body(b"hi".to_vec()),
+        }
+    });
+    let failing = |keys: &str| {
+        let node = start(&[&origin], &format!("retry = {{ tries = 1 }}\n{keys}"), "");
+        let mut client = Client::connect(&node.gateway()).unwrap();
+        let mut ask = || client.request("GET", "/", &[], b"").unwrap().reason() == "breaker_open";
+        let answers = (0..60).take_while(|_| !ask()).count();
+        (answers, node.metric("breaker_state{upstream=\"o\"}"))
+    };
+    let (answers, state) = failing("breaker = { failures = 2, error_rate = 0.4, window = \"30s\" }");
+    assert!((20..=22).contains(&answers) && state == 2.0, "{answers} answers are a rate: {state}");
+    assert_eq!(failing("breaker = { failures = 2, error_rate = 0.5, window = \"30s\" }"), (60, 0.0));
+    // No window of ten milliseconds sees twenty answers of a server that takes one for each.
+    let slow = Origin::start(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        Script::Raw(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n".to_vec())
+    });
+    let node = start(&[&slow], "retry = { tries = 1 }\nbreaker = { failures = 1000, window = \"10ms\" }", "");
+    for _ in 0..60 {
+        assert_eq!(get(&node.gateway(), "/").status, 500);
+    }
+}
+
+#[test]
+fn an_upstream_that_falls_silent_within_its_answer_is_cut() {
+    let origin = Origin::start(|_| Script::Chunks(vec![b"abc".to_vec(); 2], Duration::from_secs(20)));
+    let back = start(&[&origin], "", "");
+    let text = |server: &str| config(server, "idle_timeout = \"500ms\"", "");
+    for server in [origin.url(), format!("h2c://{}", back.gateway())] {
+        let node = Node::start(&["gateway"], &text(&server));
+        let mut client = Client::connect(&node.gateway()).unwrap();
+        client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+        let begun = Instant::now();
+        let got = client.read_to_end().unwrap();
+        assert!(got.ends_with(b"3\r\nabc\r\n"), "cut, not ended: {}", String::from_utf8_lossy(&got));
+        assert!((450..5000).contains(&begun.elapsed().as_millis()), "{server}: {:?}", begun.elapsed());
+    }
+}
+
+#[test]
 fn a_request_that_makes_its_server_close_is_sent_twice_at_most() {
     let origin = Origin::start(|path| match path {
         "/poison" => Script::HangUp,

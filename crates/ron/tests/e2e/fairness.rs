@@ -20,19 +20,26 @@ fn slow(origin: &Origin, gateway: &str, inflight: usize, rest: &str) -> String {
     text.replace("name = \"o\"\n", &format!("name = \"o\"\nmax_inflight = {inflight}\n"))
 }
 
-/// An origin that answers nothing, with nothing, until it is told to: what waits meanwhile is all there at once, so
-/// that the order in which it is then served does not depend on how fast anything is.
+/// An origin that answers nothing until it is told to: what waits meanwhile is all there at once, so that the order
+/// in which it is then served does not depend on how fast anything is.
 fn held() -> (Origin, Arc<AtomicBool>) {
+    held_with(b"")
+}
+
+/// The same, which then answers with this body.
+fn held_with(body: &'static [u8]) -> (Origin, Arc<AtomicBool>) {
     let open = Arc::new(AtomicBool::new(false));
     let seen = open.clone();
     let origin = Origin::start(move |_| {
         while !seen.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        Script::Body(Vec::new())
+        Script::Body(body.to_vec())
     });
     (origin, open)
 }
+
+const CLASSES: [&str; 3] = ["anon", "authed", "internal"];
 
 /// Sends so many requests of a tenant, each on a connection of its own, and leaves them waiting.
 fn send(node: &Node, key: &str, count: usize) -> Vec<Client> {
@@ -296,6 +303,64 @@ fn weights_and_quanta_are_honoured_to_a_twentieth() {
 }
 
 #[test]
+fn weights_are_what_the_configuration_says_and_change_with_it() {
+    let (origin, open) = held();
+    let text = |anon: u64, authed: u64| {
+        let gateway = format!(
+            "max_conns_per_ip = 1000\n[gateway.fair_queue]\nquantum_bytes = \"4KiB\"\n\
+             weights = {{ anon = {anon}, authed = {authed}, internal = 1 }}"
+        );
+        slow(&origin, &gateway, 1, &tenants(&[("a", "class = \"anon\""), ("b", "")]))
+    };
+    let node = Node::start(&["gateway"], &text(1, 7));
+    let mut waiting = send(&node, "a", 1);
+    node.eventually("it runs", |_| order(&origin).len() == 1);
+    for name in ["a", "b"] {
+        waiting.extend(send(&node, name, 60));
+        node.eventually("all wait", |node| queued(node, name) == 60.0);
+    }
+    node.write_config(&text(3, 1));
+    assert_eq!(node.admin_post("/admin/reload", "").status, 200);
+    open.store(true, Ordering::SeqCst);
+    for client in &mut waiting {
+        assert_eq!(client.read_answer("GET").unwrap().status, 200);
+    }
+    // What was paid out under the first weights is spent first.
+    let parts = parts(&order(&origin)[9..73], &["a", "b"]);
+    assert!((parts[0] / 0.75 - 1.0).abs() <= 0.05, "{parts:?}");
+}
+
+#[test]
+fn a_route_sets_the_price_and_the_class_of_its_requests() {
+    let (origin, open) = held_with(b"0123456789");
+    let route =
+        |path: &str, more: &str| format!("[[gateway.routes]]\npath = \"{path}\"\nupstream = \"o\"\n{more}\n");
+    let rest = route("/dear", "cost = 3")
+        + &route("/own", "class = \"internal\"")
+        + &tenants(&[("a", ""), ("b", "")]);
+    let gateway = "fair_queue = { request_cost_bytes = \"1KiB\" }";
+    let node = Node::start(&["gateway"], &config(&origin.url(), gateway, &rest));
+    let ask = |key: &str, path: &str| {
+        let mut client = Client::connect(&node.gateway()).unwrap();
+        let head =
+            format!("POST {path} HTTP/1.1\r\nHost: a\r\nX-Api-Key: {key}\r\nContent-Length: 100\r\n\r\n");
+        client.send((head + &"x".repeat(100)).as_bytes()).unwrap();
+        client
+    };
+    let mut asked = [ask("a", "/dear"), ask("b", "/own")];
+    let running =
+        |node: &Node| CLASSES.map(|class| node.metric(&format!("fq_inflight{{class=\"{class}\"}}")));
+    node.eventually("each runs in its class", |node| running(node) == [0.0, 1.0, 1.0]);
+    open.store(true, Ordering::SeqCst);
+    for client in &mut asked {
+        assert_eq!(client.read_answer("POST").unwrap().status, 200);
+    }
+    let served = |tenant: &str| node.metric(&format!("fq_served_cost_total{{tenant=\"{tenant}\"}}"));
+    node.eventually("it is settled", |node| running(node) == [0.0; 3]);
+    assert_eq!((served("a"), served("b")), (3.0 * 1134.0, 1134.0), "1,024 and what went either way");
+}
+
+#[test]
 fn anonymous_callers_never_stop_internal_ones() {
     let (origin, open) = held();
     let gateway = "max_conns_per_ip = 1000\nfair_queue = { work_capacity = 50 }";
@@ -424,13 +489,16 @@ fn an_upstream_at_its_cap_does_not_hold_up_another() {
     let (stuck, quick) =
         (Origin::start(|_| Script::Silence), Origin::start(|_| Script::Body(b"hi".to_vec())));
     let other = format!(
-        "[[gateway.upstreams]]\nname = \"q\"\nservers = [\"{}\"]\n[[gateway.routes]]\npath = \"/quick\"\nupstream = \"q\"\ncost = 2\nclass = \"internal\"",
+        "[[gateway.upstreams]]\nname = \"q\"\nservers = [\"{}\"]\n[[gateway.routes]]\npath = \"/quick\"\nupstream = \"q\"",
         quick.url()
     );
-    let node = Node::start(
-        &["gateway"],
-        &slow(&stuck, "fair_queue = { sched_capacity = 64, sched_full = \"drop_oldest\" }", 1, &other),
-    );
+    let gateway = "fair_queue = { sched_capacity = 64, sched_full = \"drop_oldest\", workers = 3 }";
+    let node = Node::start(&["gateway"], &slow(&stuck, gateway, 1, &other));
+    let channels = get(&node.admin(), "/debug/channels").json()["channels"].clone();
+    let sched = channels.as_array().unwrap().iter().find(|row| row["name"] == "sched").unwrap();
+    assert_eq!((&sched["capacity"], &sched["policy"]), (&64.into(), &"drop_oldest".into()));
+    let tasks = get(&node.admin(), "/debug/tasks").json()["tasks"].clone();
+    assert_eq!(tasks.as_array().unwrap().iter().filter(|task| task["kind"] == "worker").count(), 3);
     let _held: Vec<Client> = (0..20)
         .map(|_| {
             let mut client = Client::connect(&node.gateway()).unwrap();
