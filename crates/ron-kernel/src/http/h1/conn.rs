@@ -27,7 +27,7 @@ use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
@@ -78,6 +78,8 @@ struct Inner {
     body: BodyDecoder,
     /// The body broke off; nothing more of it can be read.
     failed: bool,
+    /// Whoever waits for the body's next piece. The socket wakes only who read from it last.
+    reader: Option<Waker>,
 }
 
 impl Inner {
@@ -152,6 +154,7 @@ impl Incoming {
                     return Poll::Ready(Some(Err(BodyError::Disconnected)));
                 }
                 Poll::Pending => {
+                    inner.reader = Some(cx.waker().clone());
                     let timeout = self.timeout;
                     let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
                     ready!(timer.as_mut().poll(cx));
@@ -223,7 +226,8 @@ impl<'a, H: Handler> Conn<'a, H> {
         info: &'a ConnInfo,
         io: Io,
     ) -> Conn<'a, H> {
-        let inner = Inner { io, buffer: BytesMut::new(), body: BodyDecoder::Done, failed: false };
+        let inner =
+            Inner { io, buffer: BytesMut::new(), body: BodyDecoder::Done, failed: false, reader: None };
         let wire = Wire { inner: Mutex::new(inner), interim: info.interim.clone().unwrap_or_default() };
         let (wire, out) = (Arc::new(wire), BytesMut::new());
         Conn { server, entry, info, wire, out, until: None, linger_time: LINGER_TIME }
@@ -631,7 +635,14 @@ impl<'a, H: Handler> Conn<'a, H> {
     async fn linger(&mut self) {
         let wire = &self.wire;
         // Whoever still passes the body on must not take what is thrown away here for the end of it.
-        wire.lock().failed = true;
+        let reader = {
+            let mut inner = wire.lock();
+            inner.failed = true;
+            inner.reader.take()
+        };
+        if let Some(reader) = reader {
+            reader.wake();
+        }
         let mut read = 0;
         let mut shut = false;
         let state = self.entry.state.clone();
