@@ -1,5 +1,6 @@
 //! Headers on their way through: what must not pass, and what a proxy adds.
 
+use crate::routes::plain;
 use crate::upstream::Progress;
 use bytes::BytesMut;
 use http::header::{
@@ -221,8 +222,11 @@ impl Forward<'_> {
     }
 
     fn push_target(&self, out: &mut BytesMut) {
-        let path = self.request.uri.path();
-        let rest = path.strip_prefix(self.strip_prefix.trim_end_matches('/')).unwrap_or(path);
+        let (path, prefix) = (self.request.uri.path(), self.strip_prefix.trim_end_matches('/'));
+        // The route was found whatever needless escapes the client writes; the prefix is, too.
+        let plain = if path.starts_with(prefix) { None } else { plain(path) };
+        let path = plain.as_deref().unwrap_or(path);
+        let rest = path.strip_prefix(prefix).unwrap_or(path);
         if !rest.starts_with('/') {
             out.extend_from_slice(b"/");
         }

@@ -170,6 +170,12 @@ fn routes_choose_by_host_path_and_method() {
     assert_eq!((refused.status, refused.reason(), refused.header("allow")), (405, "method", Some("POST")));
     request(&node.gateway(), "POST", "/only/x?q=1", &[], b"").unwrap();
     assert!(second.last().starts_with("POST /x?q=1 "), "{}", second.last());
+    request(&node.gateway(), "POST", "/%6fnly/%78%2F?q=%31", &[], b"").unwrap();
+    assert!(
+        second.last().starts_with("POST /x%2F?q=%31 "),
+        "a prefix is one in any spelling: {}",
+        second.last()
+    );
     assert_eq!(get(&node.gateway(), "/a/../b").reason(), "malformed");
     assert_eq!(request(&node.gateway(), "CONNECT", "/x", &[], b"").unwrap().status, 501);
     let none =
