@@ -102,15 +102,25 @@ impl Rejection {
 
     /// The problem body.
     pub fn body(&self, corr: &CorrId) -> String {
-        let (code, status) = (self.reason.code(), self.reason.status());
-        let mut out = String::with_capacity(256);
-        let _ = write!(
-            out,
-            r#"{{"type":"urn:ron:error:{code}","title":"{}","status":{status},"detail":"#,
-            self.reason.title()
-        );
+        let (code, status) = (self.reason.code(), self.reason.status_code());
+        let retryable = if self.reason.retryable() { "true" } else { "false" };
+        let mut out = String::with_capacity(384);
+        // Piece by piece: in an overload this is most of what is written.
+        for piece in [
+            r#"{"type":"urn:ron:error:"#,
+            code,
+            r#"","title":""#,
+            self.reason.title(),
+            r#"","status":"#,
+            status.as_str(),
+            r#","detail":"#,
+        ] {
+            out.push_str(piece);
+        }
         push_json(&mut out, &self.detail);
-        let _ = write!(out, r#","code":"{code}","retryable":{},"corr_id":"#, self.reason.retryable());
+        for piece in [r#","code":""#, code, r#"","retryable":"#, retryable, r#","corr_id":"#] {
+            out.push_str(piece);
+        }
         push_json(&mut out, corr.as_str());
         if let Some(seconds) = self.seconds() {
             let _ = write!(out, r#","retry_after":{seconds}"#);
@@ -121,7 +131,8 @@ impl Rejection {
 
     pub fn into_response(mut self, corr: &CorrId) -> Response<Body> {
         let body = self.body(corr);
-        let mut headers: HeaderMap = std::mem::take(&mut self.headers).into_iter().collect();
+        let mut headers = HeaderMap::with_capacity(self.headers.len() + 4);
+        headers.extend(self.headers.drain(..));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(X_REASON, HeaderValue::from_static(self.reason.code()));
         headers.insert(X_CORR_ID, corr.value().clone());
@@ -138,6 +149,11 @@ impl Rejection {
 /// Appends a text as JSON writes it.
 pub fn push_json(out: &mut String, text: &str) {
     out.push('"');
+    if text.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\') {
+        out.push_str(text);
+        out.push('"');
+        return;
+    }
     for c in text.chars() {
         match c {
             '"' => out.push_str("\\\""),
