@@ -150,6 +150,13 @@ impl Remote {
 
     /// How TLS is spoken to it from now on.
     pub fn set_tls(&self, tls: Option<TlsClient>) {
+        let same = match (&tls, &*self.tls.load()) {
+            (Some(new), Some(old)) => new.is_same(old),
+            (new, old) => new.is_none() && old.is_none(),
+        };
+        if same {
+            return;
+        }
         self.tls.store(tls.map(Arc::new));
         // Connections made under the former rules take no further request, nor do those that are busy or being made.
         if self.address.is_https() {

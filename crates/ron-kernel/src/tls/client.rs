@@ -4,7 +4,7 @@ use super::{PostQuantum, TlsError, provider, read_certificates, read_key, read_r
 use crate::config::Problems;
 use crate::http::Io;
 use crate::settings;
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,6 +30,9 @@ pub struct TlsClient {
     any: TlsConnector,
     only_http1: TlsConnector,
     name: Option<ServerName<'static>>,
+    /// What certificates are checked against, and what is shown of ourselves.
+    roots: Arc<RootCertStore>,
+    shown: Arc<[CertificateDer<'static>]>,
 }
 
 impl std::fmt::Debug for TlsClient {
@@ -57,23 +60,25 @@ impl ClientTlsSettings {
     /// Reads the files. Paths are relative to `base`. Blocks on file I/O.
     pub fn load(&self, base: &Path) -> Result<TlsClient, TlsError> {
         let roots = if self.ca.is_empty() { system_roots()? } else { read_roots(&base.join(&self.ca))? };
+        let roots = Arc::new(roots);
         let builder = ClientConfig::builder_with_provider(Arc::new(provider(PostQuantum::Hybrid)))
             .with_safe_default_protocol_versions()
             .map_err(TlsError::Mismatch)?
-            .with_root_certificates(roots);
+            .with_root_certificates(roots.clone());
+        let mut shown = Vec::new();
         let mut any = if self.cert.is_empty() {
             builder.with_no_client_auth()
         } else {
-            let certificates = read_certificates(&base.join(&self.cert))?;
+            shown = read_certificates(&base.join(&self.cert))?;
             let key = read_key(&base.join(&self.key))?;
-            builder.with_client_auth_cert(certificates, key).map_err(TlsError::Mismatch)?
+            builder.with_client_auth_cert(shown.clone(), key).map_err(TlsError::Mismatch)?
         };
         let name = if self.server_name.is_empty() { None } else { Some(name_of(&self.server_name)?) };
         let mut only_http1 = any.clone();
         only_http1.alpn_protocols = vec![b"http/1.1".to_vec()];
         any.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let (any, only_http1) = (TlsConnector::from(Arc::new(any)), Arc::new(only_http1).into());
-        Ok(TlsClient { any, only_http1, name })
+        Ok(TlsClient { any, only_http1, name, roots, shown: shown.into() })
     }
 }
 
@@ -94,6 +99,11 @@ fn system_roots() -> Result<RootCertStore, TlsError> {
 }
 
 impl TlsClient {
+    /// Whether a connection made by the one could have been made by the other. The key follows from its certificate.
+    pub fn is_same(&self, other: &TlsClient) -> bool {
+        self.name == other.name && self.shown == other.shown && self.roots.roots == other.roots.roots
+    }
+
     /// Shakes hands with a server; says whether it chose HTTP/2.
     pub async fn connect(&self, io: Io, host: &str, only_http1: bool) -> std::io::Result<(Io, bool)> {
         let name = match &self.name {

@@ -528,6 +528,26 @@ fn connections_made_under_former_tls_settings_take_no_further_request() {
 }
 
 #[test]
+fn a_reload_that_does_not_concern_tls_keeps_connections() {
+    let origin = Origin::start(|_| Script::Body(b"hi".to_vec()));
+    let (dir, back) = tls_node(&origin, "");
+    let server = [format!("https://{}", back.address("gateway", "https"))];
+    let ca = dir.path().join("certs/tls/ca.pem");
+    let text = |gateway: &str| config(&server, gateway, &format!("tls = {{ ca = \"{}\" }}", ca.display()));
+    let front = Node::start(&["gateway"], &text(""));
+    for gateway in ["", "max_inflight = 100", "max_inflight = 101"] {
+        front.write_config(&text(gateway));
+        assert_eq!(front.admin_post("/admin/reload", "").status, 200);
+        assert_eq!(get(&front.gateway(), "/").status, 200);
+    }
+    assert_eq!(back.metric("tasks_spawned_total{service=\"gateway\",kind=\"conn\"}"), 1.0);
+    // Another certificate of the same name in the same file is a change.
+    ron_testkit::ron(&["init", "other", "--tls"], dir.path());
+    std::fs::copy(dir.path().join("other/tls/ca.pem"), &ca).unwrap();
+    front.eventually("it is not trusted any more", |front| get(&front.gateway(), "/").status == 502);
+}
+
+#[test]
 fn clients_that_do_not_read_hold_up_nobody_else_on_their_http2_connection() {
     let origin = Origin::start(|path| match path {
         "/endless" => Script::Body(vec![b'x'; 32 << 20]),
