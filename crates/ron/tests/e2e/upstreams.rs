@@ -480,6 +480,9 @@ fn a_host_that_http2_cannot_say_costs_a_request_neither_path_nor_query() {
     }
 }
 
+/// A busy machine may need long for a handshake, and one more connection would be counted.
+const PATIENT: &str = "connect_timeout = \"10s\"";
+
 #[test]
 fn connections_made_under_former_tls_settings_take_no_further_request() {
     let origin = Origin::start(|path| match path {
@@ -491,7 +494,7 @@ fn connections_made_under_former_tls_settings_take_no_further_request() {
     let server = [format!("https://{}", back.address("gateway", "https"))];
     let trusting = |ca: &str| {
         let ca = dir.path().join(ca).join("tls/ca.pem");
-        config(&server, "", &format!("tls = {{ ca = \"{}\" }}", ca.display()))
+        config(&server, "", &format!("{PATIENT}\ntls = {{ ca = \"{}\" }}", ca.display()))
     };
     // Asked to change the protocol, the server is spoken to in HTTP/1.1; it does not, and the connection is kept.
     let upgrade = [("Connection", "Upgrade"), ("Upgrade", "echo")];
@@ -533,7 +536,9 @@ fn a_reload_that_does_not_concern_tls_keeps_connections() {
     let (dir, back) = tls_node(&origin, "");
     let server = [format!("https://{}", back.address("gateway", "https"))];
     let ca = dir.path().join("certs/tls/ca.pem");
-    let text = |gateway: &str| config(&server, gateway, &format!("tls = {{ ca = \"{}\" }}", ca.display()));
+    let text = |gateway: &str| {
+        config(&server, gateway, &format!("{PATIENT}\ntls = {{ ca = \"{}\" }}", ca.display()))
+    };
     let front = Node::start(&["gateway"], &text(""));
     for gateway in ["", "max_inflight = 100", "max_inflight = 101"] {
         front.write_config(&text(gateway));
