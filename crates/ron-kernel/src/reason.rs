@@ -46,6 +46,9 @@ reasons! {
     NotFound = "not_found", 404, false, "There is nothing here";
     Method = "method", 405, false, "The method is not allowed here";
     ReadTimeout = "read_timeout", 408, true, "The request did not arrive in time";
+    ChainMismatch = "chain_mismatch", 409, false, "What the proposal touches has changed since";
+    DuplicateApproval = "duplicate_approval", 409, false, "The signer has approved with another signature";
+    Pruned = "pruned", 410, false, "This version is kept no more";
     LengthRequired = "length_required", 411, false, "The length of the body must be stated";
     BodyCap = "body_cap", 413, false, "The body is too large";
     DecodedCap = "decoded_cap", 413, false, "The decoded body is too large";
@@ -55,6 +58,11 @@ reasons! {
     Expectation = "expectation", 417, false, "The expectation cannot be met";
     Host = "host", 421, false, "This host is not served here";
     Invalid = "invalid", 422, false, "The request was understood and refused";
+    InvalidSig = "invalid_sig", 422, false, "The signature is not the signer's";
+    RevokedKey = "revoked_key", 422, false, "The signer is not in the set in force";
+    QuorumFailed = "quorum_failed", 422, false, "Too few approvals count";
+    PolicyChanged = "policy_changed", 422, false, "The signer set has changed since the proposal was written";
+    Expired = "expired", 422, false, "The proposal is past its end";
     QuotaGlobal = "quota_global", 429, true, "The rate limit of this service is reached";
     QuotaIp = "quota_ip", 429, true, "The rate limit of this address is reached";
     QuotaTenant = "quota_tenant", 429, true, "The rate limit of this tenant is reached";
@@ -66,10 +74,14 @@ reasons! {
     Conns = "conns", 503, true, "Too many connections";
     Degraded = "degraded", 503, true, "Writes are shed for now";
     Draining = "draining", 503, true, "The service is shutting down";
+    NotReady = "not_ready", 503, true, "The service is not ready for this";
+    Storage = "storage", 503, true, "The storage does not take or give this now";
     BreakerOpen = "breaker_open", 503, true, "The upstream keeps failing and is left alone for a while";
     NoUpstream = "no_upstream", 503, true, "No server of the upstream is healthy";
     Shed = "shed", 503, true, "The service is over its capacity";
     Deadline = "deadline", 504, true, "The deadline has passed";
+    Timeout = "timeout", 504, true, "It was not done in time";
+    CommitUnknown = "commit_unknown", 504, false, "Whether it was committed is not known yet";
 }
 
 impl Reason {
