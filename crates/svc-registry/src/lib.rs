@@ -1,7 +1,28 @@
 //! The registry: changes that a quorum has signed, kept in an append-only log that anyone can check.
 //!
-//! Start from [`store`]: what is kept, and who may write it. Every format and check is `ron-log`'s; this crate
-//! adds storage, tasks and HTTP around it.
+//! Start from [`Registry`]; then read `committer` and `core` for the life of a change, [`store`] for what is kept and
+//! who may write it, `api` for HTTP, `checkpointor`, `retention` and `verifier` for what goes on beside. Every format
+//! and check is `ron-log`'s; this crate adds storage, tasks and HTTP around it.
 
+mod api;
+pub mod cbor;
+mod checkpointor;
+mod committer;
+pub mod config;
+mod core;
+#[cfg(test)]
+mod fixture;
+mod job;
+mod metrics;
+mod pending;
+mod publisher;
+mod registry;
+mod retention;
+mod shared;
 pub mod store;
 pub mod tiles;
+mod verifier;
+mod view;
+mod witness;
+
+pub use registry::{BuildError, CHANNELS, Identity, LOCKS, Registry, TASKS};

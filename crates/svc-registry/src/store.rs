@@ -16,7 +16,7 @@ pub use read::{Gone, Kept, Reader};
 pub use restore::{Replay, RestoreError, Restored, good_snapshot};
 pub use write::{Changes, LogWriter, NoteWriter};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwapOption;
 use redb::{Database, ReadableDatabase as _, TableDefinition};
 use ron_log::{Head, TrustRoots};
 use std::path::Path;
@@ -26,6 +26,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes of pages kept in memory.
 const CACHE: usize = 64 << 20;
+/// How long a close waits for those who read.
+const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
 /// Room that must be left on the disk before anything is written.
 const RESERVE: u64 = 1 << 20;
 
@@ -67,6 +69,11 @@ pub enum StoreError {
     /// What was being written may be there or not.
     #[error("a flush failed; nothing is written before a restart")]
     FlushFailed,
+    /// A flush failed before; nothing was written.
+    #[error("writing has stopped after a failed flush, until a restart")]
+    Stopped,
+    #[error("the store is closed")]
+    Closed,
     /// HEAD is not what the writer believes; nothing was written.
     #[error("HEAD has moved")]
     HeadMoved,
@@ -78,6 +85,15 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether what is stored is not what was stored, rather than not to be had now.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            StoreError::Damaged(_) => true,
+            StoreError::Database(error) => matches!(**error, redb::Error::Corrupted(_)),
+            _ => false,
+        }
+    }
+
     fn of(error: impl Into<redb::Error>) -> StoreError {
         StoreError::Database(Box::new(error.into()))
     }
@@ -104,7 +120,8 @@ pub struct Store {
 #[derive(Debug)]
 struct Inner {
     disk: Disk,
-    opened: ArcSwap<Opened>,
+    /// None once it was closed.
+    opened: ArcSwapOption<Opened>,
     /// Somebody has the writer of the log.
     writer_taken: AtomicBool,
     /// Until when writes are held up: what an operator may do to see a slow disk.
@@ -148,7 +165,7 @@ impl Store {
         }
         let inner = Inner {
             disk,
-            opened: ArcSwap::from_pointee(opened),
+            opened: ArcSwapOption::from_pointee(opened),
             writer_taken: AtomicBool::new(false),
             stalled_until: ArcSwapOption::empty(),
         };
@@ -172,8 +189,7 @@ impl Store {
 
     /// Everything as it is at one moment.
     pub fn reader(&self) -> Result<Reader, StoreError> {
-        let opened = self.inner.opened.load();
-        Ok(Reader::new(opened.database.begin_read().map_err(StoreError::of)?))
+        Ok(Reader::new(self.opened()?.database.begin_read().map_err(StoreError::of)?))
     }
 
     /// Holds up every write until this much time has passed.
@@ -186,10 +202,21 @@ impl Store {
         self.room_for(0)
     }
 
+    /// Changes a byte of an entry's record, as a failing disk does.
+    #[cfg(test)]
+    pub(crate) fn spoil(&self, version: u64) {
+        let mut record = self.reader().unwrap().entry(version).unwrap().unwrap();
+        let at = record.len() / 2;
+        record[at] ^= 1;
+        let transaction = self.opened().unwrap().database.begin_write().unwrap();
+        transaction.open_table(ENTRIES).unwrap().insert(version, record.as_slice()).unwrap();
+        transaction.commit().unwrap();
+    }
+
     fn room_for(&self, bytes: u64) -> Result<(), StoreError> {
         let disk = &self.inner.disk;
         if disk.flush_failed() {
-            return Err(StoreError::FlushFailed);
+            return Err(StoreError::Stopped);
         }
         if !disk.has_room(RESERVE.saturating_add(bytes.saturating_mul(4))) {
             return Err(StoreError::Full);
@@ -202,16 +229,29 @@ impl Store {
 
     /// After an error of writing redb wants to be opened anew; what was durable is there.
     fn reopen(&self) -> Result<(), StoreError> {
-        self.inner.opened.load().ended.store(true, Ordering::Release);
+        self.opened()?.ended.store(true, Ordering::Release);
         self.inner.disk.set_full(false);
         let opened = Opened::new(&self.inner.disk).inspect_err(|_| self.inner.disk.set_full(true))?;
-        self.inner.opened.store(Arc::new(opened));
+        self.inner.opened.store(Some(Arc::new(opened)));
         tracing::info!("the registry's store was opened anew");
         Ok(())
     }
 
-    fn database(&self) -> arc_swap::Guard<Arc<Opened>> {
-        self.inner.opened.load()
+    fn opened(&self) -> Result<Arc<Opened>, StoreError> {
+        self.inner.opened.load_full().ok_or(StoreError::Closed)
+    }
+
+    /// Closes the store so that the next start need not look through all of it. Nothing can be read any more.
+    pub fn close(&self) {
+        let Some(mut opened) = self.inner.opened.swap(None) else { return };
+        let until = Instant::now() + CLOSE_PATIENCE;
+        while let Err(shared) = Arc::try_unwrap(opened) {
+            if Instant::now() > until {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            opened = shared;
+        }
     }
 }
 

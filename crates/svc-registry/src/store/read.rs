@@ -144,6 +144,18 @@ impl Reader {
         }))
     }
 
+    /// Every proposal that came to nothing: when, which, how.
+    pub fn all_gone(&self) -> Result<Vec<(u64, B3, Gone)>, StoreError> {
+        let mut found = Vec::new();
+        for row in self.table(GONE)?.iter().map_err(StoreError::of)? {
+            let (key, value) = row.map_err(StoreError::of)?;
+            let (how, at) = value.value();
+            let how = if how == 0 { Gone::Expired } else { Gone::Withdrawn };
+            found.extend(key.value().try_into().ok().map(|hash| (at, B3(hash), how)));
+        }
+        Ok(found)
+    }
+
     /// A pending proposal.
     pub fn proposal(&self, payload: B3) -> Result<Option<Kept>, StoreError> {
         let found = self.table(PROPOSALS)?.get(payload.0.as_slice()).map_err(StoreError::of)?;

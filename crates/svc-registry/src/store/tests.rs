@@ -199,8 +199,8 @@ fn a_failed_flush_stops_writing_and_not_reading() {
     assert!(matches!(writer.write(head, &log.next()), Err(StoreError::FlushFailed)));
     media.set(|media| media.flush_fails = false);
     let head = log.state.head();
-    assert!(matches!(writer.write(head, &log.next()), Err(StoreError::FlushFailed)), "for good");
-    assert!(matches!(store.writable(), Err(StoreError::FlushFailed)));
+    assert!(matches!(writer.write(head, &log.next()), Err(StoreError::Stopped)), "for good");
+    assert!(matches!(store.writable(), Err(StoreError::Stopped)));
     assert!(store.reader().unwrap().pair(1).unwrap().is_some());
 }
 
@@ -262,7 +262,7 @@ fn a_changed_byte_of_the_tail_is_found_at_the_start() {
         let mut changes = log.next();
         writer.write(head, &changes).unwrap();
         assert!(store.restore(&roots(), &log_key()).is_ok());
-        let transaction = store.database().database.begin_write().unwrap();
+        let transaction = store.opened().unwrap().database.begin_write().unwrap();
         let version = log.state.head().version;
         let (entry, proposal) = changes.entries.remove(0);
         match spoil {
@@ -287,7 +287,7 @@ fn a_changed_byte_of_the_tail_is_found_at_the_start() {
         transaction.commit().unwrap();
         let found = store.restore(&roots(), &log_key()).unwrap_err().to_string();
         assert!(found.contains(&format!("version {version}")), "{spoil}: {found}");
-        let transaction = store.database().database.begin_write().unwrap();
+        let transaction = store.opened().unwrap().database.begin_write().unwrap();
         transaction.open_table(ENTRIES).unwrap().insert(version, entry.bytes()).unwrap();
         transaction.open_table(PAYLOADS).unwrap().insert(version, proposal.bytes()).unwrap();
         transaction.open_table(TILES).unwrap().insert((0, 0), changes.tiles[&(0, 0)].as_slice()).unwrap();

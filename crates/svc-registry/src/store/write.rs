@@ -82,7 +82,7 @@ impl Store {
         if let Some(until) = self.inner.stalled_until.load_full() {
             std::thread::sleep(until.saturating_duration_since(Instant::now()));
         }
-        let opened = self.database();
+        let opened = self.opened()?;
         let done = transact(&opened.database, durability, act);
         let disk = &self.inner.disk;
         if disk.flush_failed() {

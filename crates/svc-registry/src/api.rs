@@ -1,0 +1,294 @@
+//! HTTP: who is let in, what a request asks for, and how it is answered.
+
+mod answer;
+mod export;
+mod proofs;
+mod read;
+mod routes;
+mod stream;
+mod websocket;
+mod write;
+
+use crate::config::{Auth, RegistrySettings};
+use crate::job::Job;
+use crate::shared::Shared;
+use crate::store::StoreError;
+use answer::{Format, Query};
+use arc_swap::ArcSwap;
+use http::header::{ALLOW, AUTHORIZATION, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
+use http::request::Parts;
+use http::{Request, Response};
+use ron_kernel::admission::bucket::{Rate, Single, Verdict};
+use ron_kernel::admission::deadline::Budget;
+use ron_kernel::channel::Sender;
+use ron_kernel::http::{Body, ConnInfo, Handler, requests_family};
+use ron_kernel::inventory::LockSpec;
+use ron_kernel::metrics::{Counter, Family, Histogram};
+use ron_kernel::problem::{CorrId, Rejection};
+use ron_kernel::reason::{Reason, Rejections};
+use ron_kernel::sync::Permits;
+use ron_kernel::token::{Verifier, Wish};
+use routes::{Endpoint, Found, Route};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+pub(crate) use proofs::consistency_path;
+
+/// A request's budget, if the client asks for nothing else.
+const BUDGET: Duration = Duration::from_secs(30);
+/// Longest wait of a long-poll.
+const WAIT_MAX: Duration = Duration::from_secs(300);
+
+pub(crate) static COUNTERS: LockSpec = LockSpec {
+    service: "registry",
+    name: "counters",
+    rank: 30,
+    guards: "the token bucket of the rate limit",
+};
+
+/// The handler behind the registry's listeners.
+pub(crate) struct Api {
+    shared: Arc<Shared>,
+    proposals: Sender<Job>,
+    approvals: Sender<Job>,
+    tokens: ArcSwap<Verifier>,
+    rate: Single,
+    inflight: Arc<Permits>,
+    streams: Arc<Permits>,
+    rejections: Rejections,
+    requests: Arc<Family<Counter, 4>>,
+    latency: Arc<Family<Histogram, 3>>,
+    busy: Arc<Family<Counter, 3>>,
+}
+
+impl std::fmt::Debug for Api {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Api")
+    }
+}
+
+/// A request that was let in.
+struct Asked<'a> {
+    head: Parts,
+    conn: &'a ConnInfo,
+    corr: &'a CorrId,
+    parts: Vec<String>,
+    query: Query,
+    format: Format,
+    budget: Budget,
+}
+
+impl Asked<'_> {
+    fn headers(&self) -> &HeaderMap {
+        &self.head.headers
+    }
+
+    fn part(&self, index: usize) -> &str {
+        self.parts.get(index).map_or("", String::as_str)
+    }
+}
+
+impl Api {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        proposals: Sender<Job>,
+        approvals: Sender<Job>,
+        tokens: Verifier,
+    ) -> Api {
+        let service = &shared.service;
+        let settings = shared.settings.load();
+        let (inflight, streams) =
+            (Permits::new(settings.limits.inflight), Permits::new(settings.stream.max_clients));
+        let (seen, open) = (inflight.clone(), streams.clone());
+        let name = service.name();
+        service.metrics().computed("inflight_requests", "Requests being answered.", "gauge", move |rows| {
+            rows.row(&[("service", name)], seen.used());
+        });
+        service.metrics().computed("stream_clients", "Streams open.", "gauge", move |rows| {
+            rows.row(&[], open.used());
+        });
+        Api {
+            shared: shared.clone(),
+            proposals,
+            approvals,
+            tokens: ArcSwap::from_pointee(tokens),
+            rate: Single::new(service.inventory(), &COUNTERS),
+            inflight,
+            streams,
+            rejections: Rejections::new(service),
+            requests: requests_family(service),
+            latency: service.metrics().family(
+                "request_latency_seconds",
+                "Time from a request's head to its response's head.",
+                ["service", "route", "method"],
+            ),
+            busy: service.metrics().family(
+                "busy_rejections_total",
+                "Requests refused or displaced by a full queue.",
+                ["service", "endpoint", "queue"],
+            ),
+        }
+    }
+
+    /// Swaps in a new configuration.
+    pub(crate) fn apply(&self, settings: &RegistrySettings, tokens: Verifier) {
+        self.inflight.set_limit(settings.limits.inflight);
+        self.streams.set_limit(settings.stream.max_clients);
+        self.tokens.store(Arc::new(tokens));
+        self.shared.settings.store(Arc::new(settings.clone()));
+    }
+
+    async fn answer(
+        &self,
+        request: Request<Body>,
+        conn: &ConnInfo,
+        corr: &CorrId,
+        found: Found,
+    ) -> Result<Response<Body>, Rejection> {
+        let begun = Instant::now();
+        let settings = self.shared.settings.load_full();
+        if let Some(rate) = Rate::new(settings.limits.rps, 2.0)
+            && let Verdict::Empty { wait } = self.rate.take(1.0, rate, begun)
+        {
+            let refused = Rejection::new(Reason::QuotaGlobal, "the registry takes no more requests a second");
+            return Err(refused.retry_after(wait.as_secs() + 1));
+        }
+        let (route, parts) = match found {
+            Found::Route(route, parts) => (route, parts),
+            Found::OtherMethod(allow) => {
+                let allow = HeaderValue::from_str(&allow).expect("methods are plain text");
+                return Err(
+                    Rejection::new(Reason::Method, "another method is needed here").header(ALLOW, allow)
+                );
+            }
+            Found::Nothing => return Err(answer::not_found("see /registry/openapi.json")),
+        };
+        let query = Query::parse(request.uri().query(), route.query)?;
+        let unix = || crate::shared::now_millis();
+        let budget = Budget::of(request.headers(), self.allowance(route, &query)?, begun, unix)
+            .map_err(|bad| answer::malformed(format!("{} cannot be read", bad.0)))?;
+        let format = Format::wanted(request.headers());
+        let (head, body) = request.into_parts();
+        let asked = Asked { head, conn, corr, parts, query, format, budget };
+        if let Some(scope) = route.scope {
+            self.authorize(&asked, scope, &settings)?;
+        }
+        if matches!(route.endpoint, Endpoint::Stream | Endpoint::WebSocket) {
+            return self.stream(route.endpoint, asked);
+        }
+        let _permit = self.inflight.try_take().ok_or_else(|| {
+            self.busy.with(["registry", endpoint_label(route.endpoint), ""]).inc();
+            Rejection::new(Reason::Busy, "too many requests are being answered").retry_after(1)
+        })?;
+        match route.endpoint {
+            Endpoint::Propose => self.propose(asked, body).await,
+            Endpoint::Approve => self.approve(asked, body).await,
+            Endpoint::Commit => self.commit(asked, body).await,
+            Endpoint::Withdraw => self.withdraw(asked).await,
+            Endpoint::Supersede => self.supersede(asked, body).await,
+            _ => self.read_only(route.endpoint, asked).await,
+        }
+    }
+
+    async fn read_only(&self, endpoint: Endpoint, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
+        match endpoint {
+            Endpoint::Head => self.head(asked).await,
+            Endpoint::Log => self.log(asked).await,
+            Endpoint::Entry => self.entry(asked).await,
+            Endpoint::Items => self.items(asked).await,
+            Endpoint::Item => self.item(asked).await,
+            Endpoint::Proposals => self.list_proposals(asked).await,
+            Endpoint::Proposal => self.one_proposal(asked).await,
+            Endpoint::Inclusion => self.inclusion(asked).await,
+            Endpoint::Consistency => self.consistency(asked).await,
+            Endpoint::Retention => self.retention(asked).await,
+            Endpoint::Snapshot => self.snapshot(asked).await,
+            Endpoint::Checkpoint => self.checkpoint(&asked),
+            Endpoint::Tile => self.tile(asked).await,
+            Endpoint::Export => self.export(&asked),
+            Endpoint::LogKey => {
+                Ok(answer::raw(200, format!("{}\n", self.shared.log_key), answer::TEXT, asked.corr))
+            }
+            _ => Ok(answer::value(200, &routes::openapi(), asked.format, asked.corr)),
+        }
+    }
+
+    /// A request's budget; what it asks to wait for comes on top.
+    fn allowance(&self, route: &Route, query: &Query) -> Result<Duration, Rejection> {
+        match (route.endpoint, query.text("wait")) {
+            (Endpoint::Head, Some(wait)) => {
+                let wait = wait.parse::<ron_kernel::units::Span>().map_err(answer::malformed)?;
+                Ok(BUDGET + wait.0.min(WAIT_MAX))
+            }
+            (_, Some(wait)) if wait != "durable" => {
+                Ok(BUDGET + self.shared.settings.load().checkpoint.interval.0.min(WAIT_MAX))
+            }
+            _ => Ok(BUDGET),
+        }
+    }
+
+    fn authorize(
+        &self,
+        asked: &Asked<'_>,
+        scope: &str,
+        settings: &RegistrySettings,
+    ) -> Result<(), Rejection> {
+        if settings.auth == Auth::Open {
+            return Ok(());
+        }
+        let challenge =
+            |rejection: Rejection| rejection.header(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        let sent = asked.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let Some(token) = sent.and_then(|value| value.strip_prefix("Bearer ")) else {
+            let detail = format!("send a capability with the scope {scope} as Authorization: Bearer");
+            return Err(challenge(Rejection::new(Reason::Unauth, detail)));
+        };
+        let (method, path) = (asked.head.method.as_str(), asked.head.uri.path());
+        let wish = Wish { scope, method, path, audience: "registry" };
+        match self.tokens.load().authorize(token.trim(), wish, SystemTime::now()) {
+            Ok(_bearer) => Ok(()),
+            Err(reason) => {
+                let refused = Rejection::new(reason, format!("the capability must allow {scope} here"));
+                Err(if reason.status() == 401 { challenge(refused) } else { refused })
+            }
+        }
+    }
+}
+
+/// What `busy_rejections_total` calls an endpoint.
+fn endpoint_label(endpoint: Endpoint) -> &'static str {
+    match endpoint {
+        Endpoint::Propose | Endpoint::Withdraw | Endpoint::Supersede => "propose",
+        Endpoint::Approve => "approve",
+        Endpoint::Commit => "commit",
+        _ => "read",
+    }
+}
+
+/// What a client is told of a store that cannot be read.
+fn unreadable(error: &StoreError) -> Rejection {
+    tracing::warn!(%error, "the registry's store could not be read");
+    Rejection::new(Reason::Storage, "the storage cannot be read now")
+}
+
+impl Handler for Api {
+    async fn call(&self, request: Request<Body>, conn: &ConnInfo) -> Response<Body> {
+        let begun = Instant::now();
+        let corr = CorrId::from_headers(request.headers());
+        let found = routes::find(request.method().as_str(), request.uri().path());
+        let (route, method) = match &found {
+            Found::Route(route, _) => (route.path, route.method),
+            _ => ("none", "none"),
+        };
+        let response = match Box::pin(self.answer(request, conn, &corr, found)).await {
+            Ok(response) => response,
+            Err(rejection) => {
+                self.rejections.count(rejection.reason);
+                rejection.into_response(&corr)
+            }
+        };
+        self.requests.with(["registry", route, method, response.status().as_str()]).inc();
+        self.latency.with(["registry", route, method]).observe(begun.elapsed());
+        response
+    }
+}

@@ -1,0 +1,143 @@
+//! Answers in the form the client asks for.
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderMap, HeaderValue, IF_NONE_MATCH};
+use http::{Response, StatusCode};
+use ron_kernel::http::Body;
+use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID};
+use ron_kernel::reason::Reason;
+use serde_json::Value;
+
+pub(super) const JSON: &str = "application/json";
+pub(super) const CBOR: &str = "application/cbor";
+pub(super) const TEXT: &str = "text/plain; charset=utf-8";
+pub(super) const BYTES: &str = "application/octet-stream";
+
+const FOR_EVER: &str = "public, max-age=31536000, immutable";
+
+/// What an answer is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    Json,
+    Cbor,
+}
+
+impl Format {
+    pub(super) fn wanted(headers: &HeaderMap) -> Format {
+        let accepted = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
+        if accepted.split(',').any(|kind| kind.trim().starts_with(CBOR)) {
+            Format::Cbor
+        } else {
+            Format::Json
+        }
+    }
+}
+
+/// A value in the form asked for.
+pub(super) fn value(status: u16, value: &Value, format: Format, corr: &CorrId) -> Response<Body> {
+    let (bytes, kind) = match format {
+        Format::Json => (Bytes::from(value.to_string()), JSON),
+        Format::Cbor => (Bytes::from(crate::cbor::encode(value)), CBOR),
+    };
+    raw(status, bytes, kind, corr)
+}
+
+/// JSON text in the form asked for.
+pub(super) fn json(text: String, format: Format, corr: &CorrId) -> Response<Body> {
+    match format {
+        Format::Json => raw(200, Bytes::from(text), JSON, corr),
+        Format::Cbor => {
+            let parsed = serde_json::from_str(&text).expect("what is kept is JSON");
+            value(200, &parsed, format, corr)
+        }
+    }
+}
+
+pub(super) fn raw(status: u16, bytes: impl Into<Bytes>, kind: &'static str, corr: &CorrId) -> Response<Body> {
+    let mut response = Response::new(Body::full(bytes));
+    *response.status_mut() = StatusCode::from_u16(status).expect("a status of our own");
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response.headers_mut().insert(X_CORR_ID, corr.value().clone());
+    response
+}
+
+/// What never changes may be kept for ever.
+pub(super) fn immutable(mut response: Response<Body>, etag: &str, asked: &HeaderMap) -> Response<Body> {
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static(FOR_EVER));
+    tagged(response, etag, asked)
+}
+
+/// Says which version of the page it is, or only that the client has it.
+pub(super) fn tagged(mut response: Response<Body>, etag: &str, asked: &HeaderMap) -> Response<Body> {
+    if let Ok(etag) = HeaderValue::from_str(etag) {
+        response.headers_mut().insert(ETAG, etag);
+    }
+    let known = asked.get_all(IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    let same = |tag: &str| tag.trim().trim_start_matches("W/") == etag || tag.trim() == "*";
+    if known.flat_map(|value| value.split(',')).any(same) {
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        *response.body_mut() = Body::default();
+        response.headers_mut().remove(CONTENT_TYPE);
+    }
+    response
+}
+
+/// A problem with members beside the usual ones.
+pub(super) fn problem(rejection: Rejection, extra: Value, corr: &CorrId) -> Response<Body> {
+    let mut body: Value = serde_json::from_str(&rejection.body(corr)).unwrap_or_default();
+    if let (Some(body), Value::Object(extra)) = (body.as_object_mut(), extra) {
+        body.extend(extra);
+    }
+    let mut response = rejection.into_response(corr);
+    *response.body_mut() = Body::full(body.to_string());
+    response
+}
+
+pub(super) fn malformed(detail: impl Into<std::borrow::Cow<'static, str>>) -> Rejection {
+    Rejection::new(Reason::Malformed, detail)
+}
+
+pub(super) fn not_found(detail: impl Into<std::borrow::Cow<'static, str>>) -> Rejection {
+    Rejection::new(Reason::NotFound, detail)
+}
+
+/// The members of a query, each at most once and known.
+#[derive(Debug)]
+pub(super) struct Query(Vec<(String, String)>);
+
+impl Query {
+    pub(super) fn parse(text: Option<&str>, known: &[&str]) -> Result<Query, Rejection> {
+        let mut members: Vec<(String, String)> = Vec::new();
+        for pair in text.unwrap_or("").split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = super::routes::unescape(&value.replace('+', " ")).unwrap_or_default();
+            if !known.contains(&name) {
+                return Err(malformed(format!("the query may have: {}", known.join(", "))));
+            }
+            if members.iter().any(|(other, _)| other == name) {
+                return Err(malformed(format!("{name} is given twice")));
+            }
+            members.push((name.to_owned(), value));
+        }
+        Ok(Query(members))
+    }
+
+    pub(super) fn text(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    pub(super) fn number(&self, name: &str) -> Result<Option<u64>, Rejection> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let number = text.parse().ok().filter(|_| plain);
+        number.map(Some).ok_or_else(|| malformed(format!("{name} must be a whole number")))
+    }
+
+    pub(super) fn flag(&self, name: &str) -> Result<bool, Rejection> {
+        match self.text(name) {
+            None | Some("false" | "0") => Ok(false),
+            Some("true" | "1" | "") => Ok(true),
+            Some(_) => Err(malformed(format!("{name} must be true or false"))),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The Committer's task: gathers what waits while a batch is being written, and writes at once when idle.
+
+use crate::core::Core;
+use crate::job::{Job, Refusal};
+use crate::shared::{Shared, Trouble};
+use ron_kernel::channel::Receiver;
+use ron_kernel::reason::Reason;
+use ron_kernel::shutdown::Phase;
+use ron_kernel::task::TaskResult;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Jobs of one batch.
+const BATCH_MAX: usize = 512;
+/// A write that takes longer sheds writes until it is over.
+const SLOW: Duration = Duration::from_secs(1);
+/// How often proposals that have ended are looked for, and whether the disk has room again.
+const TICK: Duration = Duration::from_secs(1);
+/// How often it is seen, while draining, whether anybody is left who could ask.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Where jobs come from.
+#[derive(Clone, Debug)]
+pub(crate) struct Intake {
+    pub(crate) proposals: Arc<Receiver<Job>>,
+    pub(crate) approvals: Arc<Receiver<Job>>,
+}
+
+impl Intake {
+    fn gather(&self, first: Job) -> Vec<Job> {
+        let mut jobs = vec![first];
+        while jobs.len() < BATCH_MAX
+            && let Some(job) = self.approvals.try_recv().or_else(|| self.proposals.try_recv())
+        {
+            jobs.push(job);
+        }
+        jobs
+    }
+}
+
+/// Runs until nobody can ask any more.
+pub(crate) async fn commit(shared: Arc<Shared>, intake: Intake) -> TaskResult {
+    let mut core = restore(&shared, "start").await;
+    let (service, mut draining) = (shared.service.clone(), false);
+    let mut tick = tokio::time::interval(TICK);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let first = tokio::select! {
+            biased;
+            job = intake.approvals.recv() => job,
+            job = intake.proposals.recv() => job,
+            () = service.shutdown().draining(), if !draining => { draining = true; None }
+            () = tokio::time::sleep(LOOK), if draining => None,
+            _ = tick.tick() => {
+                core = match core {
+                    Some(core) => blocking(&shared, core, |core| core.tick()).await,
+                    None => restore(&shared, "storage").await,
+                };
+                None
+            }
+        };
+        let Some(first) = first else {
+            let over = service.shutdown().phase() >= Phase::Aborting;
+            if draining && (over || service.tasks().live_scoped() == 0) {
+                drop(core);
+                let store = shared.store.clone();
+                return Ok(tokio::task::spawn_blocking(move || store.close()).await?);
+            }
+            continue;
+        };
+        let jobs = intake.gather(first);
+        core = match core {
+            Some(core) if shared.damage().is_none() => blocking(&shared, core, |core| core.run(jobs)).await,
+            core => {
+                refuse(&shared, jobs);
+                core
+            }
+        };
+    }
+}
+
+fn refuse(shared: &Shared, jobs: Vec<Job>) {
+    let detail =
+        shared.damage().map_or("the storage cannot be read now".to_owned(), |damage| (*damage).clone());
+    for job in jobs.into_iter().filter(|job| job.claim.take()) {
+        let _ = job.reply.send(Err(Refusal::new(Reason::Storage, detail.clone())));
+    }
+}
+
+/// Does a piece of work on a thread that may block. What failed is read anew.
+async fn blocking(
+    shared: &Arc<Shared>,
+    mut core: Core,
+    work: impl FnOnce(&mut Core) -> Result<(), crate::store::StoreError> + Send + 'static,
+) -> Option<Core> {
+    let mut running = tokio::task::spawn_blocking(move || {
+        let done = work(&mut core);
+        (core, done)
+    });
+    let done = match tokio::time::timeout(SLOW, &mut running).await {
+        Ok(done) => done,
+        Err(_slow) => {
+            shared.troubles.set(Trouble::Slow, true);
+            let done = running.await;
+            shared.troubles.set(Trouble::Slow, false);
+            done
+        }
+    };
+    match done {
+        Ok((core, Ok(()))) => return Some(core),
+        Ok((core, Err(error))) => {
+            tracing::error!(%error, "a batch of the registry could not be written");
+            drop(core);
+        }
+        Err(panic) => tracing::error!(%panic, "the committer's work panicked"),
+    }
+    restore(shared, "storage").await
+}
+
+/// Reads the state from the store; none if that fails, and then it is tried again later.
+async fn restore(shared: &Arc<Shared>, why: &'static str) -> Option<Core> {
+    if shared.damage().is_some() {
+        return None;
+    }
+    loop {
+        let reading = shared.clone();
+        let done = tokio::task::spawn_blocking(move || Core::restore(&reading)).await;
+        match done {
+            Ok(Ok(Some(core))) => {
+                shared.numbers.recoveries.with([why]).inc();
+                shared.troubles.set(Trouble::Lost, false);
+                return Some(core);
+            }
+            // A thread of before is still at work with the writer.
+            Ok(Ok(None)) => tokio::time::sleep(LOOK).await,
+            Ok(Err(crate::store::RestoreError::Damaged { version, what })) => {
+                shared.damaged(version, &what);
+                return None;
+            }
+            Ok(Err(error)) => {
+                tracing::error!(%error, "the registry's store cannot be read");
+                break;
+            }
+            Err(panic) => {
+                tracing::error!(%panic, "reading the registry's store panicked");
+                break;
+            }
+        }
+    }
+    shared.troubles.set(Trouble::Lost, true);
+    None
+}

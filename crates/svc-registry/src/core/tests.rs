@@ -1,0 +1,200 @@
+//! What the Committer does with a batch.
+
+use super::*;
+use crate::config::RegistrySettings;
+use crate::fixture::{Fixture, approval, change, job, put, roots, signer};
+use ron_log::Op;
+use std::time::Duration;
+
+fn fixture() -> Fixture {
+    Fixture::new(RegistrySettings::default())
+}
+
+fn reason(reply: Reply) -> Reason {
+    reply.unwrap_err().reason
+}
+
+fn propose(proposal: &Arc<Proposal>) -> Ask {
+    Ask::Propose { proposal: proposal.clone(), approvals: Vec::new(), commit: false }
+}
+
+#[test]
+fn a_change_is_proposed_approved_and_committed_once() {
+    let mut registry = fixture();
+    let proposal = put(0, "a", 1);
+    let id = proposal.b3();
+    for _ in 0..2 {
+        assert!(matches!(registry.ask(propose(&proposal)), Ok(Done::Proposed { .. })), "idempotent");
+    }
+    assert_eq!(reason(registry.ask(Ask::Commit { id })), Reason::QuorumFailed);
+    let first = Ask::Approve { id, approval: approval(1, id) };
+    assert!(matches!(registry.ask(first), Ok(Done::Approved { have: 1, need: 2, of: 3, met: false, .. })));
+    let again = Ask::Approve { id, approval: approval(1, id) };
+    assert!(matches!(registry.ask(again), Ok(Done::Approved { have: 1, .. })), "the same approval again");
+    let forged = Approval { signer: "s2".into(), ..approval(3, id) };
+    assert_eq!(reason(registry.ask(Ask::Approve { id, approval: forged.clone() })), Reason::InvalidSig);
+    let second = Approval { signer: "s1".into(), ..forged };
+    assert_eq!(reason(registry.ask(Ask::Approve { id, approval: second })), Reason::DuplicateApproval);
+    let stranger = Approval { signer: "s7".into(), ..approval(7, id) };
+    assert_eq!(reason(registry.ask(Ask::Approve { id, approval: stranger })), Reason::RevokedKey);
+    let last = Ask::Approve { id, approval: approval(3, id) };
+    assert!(matches!(registry.ask(last), Ok(Done::Approved { have: 2, met: true, committed: None, .. })));
+    let Ok(Done::Committed(done)) = registry.ask(Ask::Commit { id }) else { panic!("committed") };
+    assert_eq!((done.version, done.payload_b3), (1, id));
+    for ask in
+        [Ask::Commit { id }, Ask::Propose { proposal: proposal.clone(), approvals: vec![], commit: true }]
+    {
+        assert_eq!(registry.ask(ask), Ok(Done::Committed(done)), "its own version, also when repeated");
+    }
+    assert_eq!(registry.shared.head(), done);
+    assert_eq!(registry.committed.try_recv().unwrap(), done.head());
+    assert!(registry.committed.try_recv().is_err(), "told once");
+    let late = Ask::Approve { id, approval: approval(2, id) };
+    assert_eq!(reason(registry.ask(late)), Reason::Expired);
+    assert_eq!(reason(registry.ask(Ask::Commit { id: B3::ZERO })), Reason::NotFound);
+}
+
+#[test]
+fn of_two_that_touch_the_same_the_second_is_too_late_also_within_a_batch() {
+    let mut registry = fixture();
+    let (a, b, c) = (put(0, "a", 1), put(0, "a", 2), put(0, "b", 3));
+    let whole = |proposal: &Arc<Proposal>| Ask::Propose {
+        proposal: proposal.clone(),
+        approvals: vec![approval(1, proposal.b3()), approval(2, proposal.b3())],
+        commit: true,
+    };
+    let replies = registry.batch(vec![whole(&a), whole(&b), whole(&c), whole(&a)]);
+    let versions: Vec<_> =
+        replies.iter().map(|reply| reply.as_ref().map_err(|refusal| refusal.reason)).collect();
+    assert!(matches!(versions[0], Ok(Done::Committed(HeadInfo { version: 1, .. }))));
+    assert_eq!(versions[1], Err(Reason::ChainMismatch));
+    assert!(matches!(versions[2], Ok(Done::Committed(HeadInfo { version: 2, .. }))));
+    assert_eq!(versions[3], versions[0]);
+    assert_eq!(registry.shared.numbers.cas_failed.value(), 1);
+    let strict = RegistrySettings { strict_head: true, ..RegistrySettings::default() };
+    let mut registry = Fixture::new(strict);
+    assert!(registry.commit(&a).is_ok());
+    assert_eq!(reason(registry.commit(&c)), Reason::ChainMismatch);
+}
+
+#[test]
+fn a_new_signer_set_needs_both_quorums_and_ends_what_was_proposed_under_the_old() {
+    let mut registry = fixture();
+    let set = SignerSet::new(2, false, [signer(1), signer(4), signer(5)].into()).unwrap();
+    let op = Op { key: Key::signers(), body: Some(set.canonical()) };
+    let rotation = change(0, 0, op, 1);
+    let (id, old) = (rotation.b3(), put(0, "a", 2));
+    assert!(registry.ask(propose(&rotation)).is_ok() && registry.ask(propose(&old)).is_ok());
+    for seed in [1, 2] {
+        assert!(registry.ask(Ask::Approve { id, approval: approval(seed, id) }).is_ok());
+    }
+    assert_eq!(reason(registry.ask(Ask::Commit { id })), Reason::QuorumFailed);
+    assert!(registry.ask(Ask::Approve { id, approval: approval(4, id) }).is_ok());
+    let Ok(Done::Committed(done)) = registry.ask(Ask::Commit { id }) else { panic!("committed") };
+    assert_eq!(done.signers_version, 1);
+    let late = Ask::Approve { id: old.b3(), approval: approval(1, old.b3()) };
+    assert_eq!(reason(registry.ask(late)), Reason::PolicyChanged);
+    assert_eq!(reason(registry.ask(propose(&put(1, "b", 3)))), Reason::PolicyChanged);
+    let op = Op { key: Key::new("x-n", "c").unwrap(), body: Some("1".into()) };
+    let revoked = change(1, 1, op, 4);
+    assert_eq!(
+        reason(registry.commit(&revoked)),
+        Reason::RevokedKey,
+        "the second signer is in the set no more"
+    );
+}
+
+#[test]
+fn a_proposal_can_be_withdrawn_and_ends_by_itself() {
+    let settings = RegistrySettings {
+        limits: crate::config::LimitSettings {
+            proposal_ttl: ron_kernel::units::Span::millis(1),
+            pending_max: 1,
+            ..Default::default()
+        },
+        ..RegistrySettings::default()
+    };
+    let mut registry = Fixture::new(settings);
+    let (first, second) = (put(0, "a", 1), put(0, "b", 2));
+    let replies = registry.batch(vec![propose(&first), propose(&second)]);
+    assert!(replies[0].is_ok());
+    assert_eq!(replies[1].as_ref().unwrap_err().reason, Reason::Busy, "only so many may wait");
+    let id = first.b3();
+    // It has ended after a millisecond, or ends now.
+    while registry.core.pending.len() > 0 {
+        registry.core.tick().unwrap();
+    }
+    assert_eq!(registry.shared.store.reader().unwrap().gone(id).unwrap().unwrap().0, Gone::Expired);
+    assert_eq!(reason(registry.ask(Ask::Commit { id })), Reason::Expired);
+    let mut registry = fixture();
+    assert!(registry.ask(propose(&first)).is_ok());
+    assert_eq!(registry.ask(Ask::Withdraw { id }), Ok(Done::Withdrawn));
+    assert_eq!(reason(registry.ask(Ask::Withdraw { id })), Reason::Expired);
+    assert_eq!(reason(registry.ask(Ask::Commit { id })), Reason::Expired);
+    assert!(registry.ask(propose(&first)).is_ok(), "it may be proposed again");
+    assert!(registry.shared.store.reader().unwrap().gone(id).unwrap().is_none());
+}
+
+#[test]
+fn head_is_undone_by_a_proposal_like_any_other() {
+    let mut registry = fixture();
+    assert_eq!(reason(registry.ask(Ask::Supersede)), Reason::NotFound);
+    registry.commit(&put(0, "a", 1)).unwrap();
+    registry.commit(&put(1, "a", 2)).unwrap();
+    let Ok(Done::Proposed { proposal, .. }) = registry.ask(Ask::Supersede) else { panic!("proposed") };
+    registry.commit(&proposal).unwrap();
+    let view = registry.shared.view.load();
+    assert_eq!(view.items.get(&Key::new("x-n", "a").unwrap()), Some(&(3, "{\"n\":1}".into())));
+}
+
+#[test]
+fn with_auto_commit_the_last_approval_commits() {
+    let mut registry = Fixture::new(RegistrySettings { auto_commit: true, ..RegistrySettings::default() });
+    let proposal = put(0, "a", 1);
+    let id = proposal.b3();
+    registry.ask(propose(&proposal)).unwrap();
+    registry.ask(Ask::Approve { id, approval: approval(2, id) }).unwrap();
+    let last = registry.ask(Ask::Approve { id, approval: approval(3, id) });
+    assert!(
+        matches!(last, Ok(Done::Approved { committed: Some(HeadInfo { version: 1, .. }), .. })),
+        "{last:?}"
+    );
+}
+
+#[test]
+fn nobody_is_answered_before_it_is_durable_and_pending_ones_survive_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = crate::store::Store::open(dir.path(), &roots(), true).unwrap();
+    let mut registry = Fixture::over(store, RegistrySettings::default());
+    let (pending, done) = (put(0, "p", 1), put(0, "a", 2));
+    let id = pending.b3();
+    registry.ask(propose(&pending)).unwrap();
+    registry.ask(Ask::Approve { id, approval: approval(1, id) }).unwrap();
+    let Ok(Done::Committed(head)) = registry.commit(&done) else { panic!("committed") };
+    let (core, shared) = (registry.core, registry.shared);
+    assert!(Core::restore(&shared).unwrap().is_none(), "there is one writer");
+    drop((core, shared, registry.committed));
+    let store = crate::store::Store::open(dir.path(), &roots(), true).unwrap();
+    let mut registry = Fixture::over(store, RegistrySettings::default());
+    assert_eq!(registry.shared.head(), head);
+    let last = registry.ask(Ask::Approve { id, approval: approval(2, id) });
+    assert!(matches!(last, Ok(Done::Approved { have: 2, met: true, .. })), "{last:?}");
+    let Ok(Done::Committed(next)) = registry.ask(Ask::Commit { id }) else { panic!("committed") };
+    assert_eq!(next.version, 2);
+}
+
+#[test]
+fn a_job_whose_caller_gave_up_or_is_late_is_not_begun() {
+    let mut registry = fixture();
+    let proposal = put(0, "a", 1);
+    let (given_up, mut none) = job(propose(&proposal));
+    assert!(given_up.claim.give_up());
+    let (mut late, mut told) = job(propose(&proposal));
+    late.deadline = Instant::now() - Duration::from_secs(1);
+    let late_claim = late.claim.clone();
+    registry.core.run(vec![given_up, late]).unwrap();
+    assert!(none.try_recv().is_err());
+    assert_eq!(told.try_recv().unwrap().unwrap_err().reason, Reason::Timeout);
+    assert!(!late_claim.give_up(), "whoever gives up after the start knows that the outcome is open");
+    assert!(registry.shared.store.reader().unwrap().proposals().unwrap().is_empty());
+}

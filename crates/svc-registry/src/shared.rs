@@ -1,0 +1,285 @@
+//! What the registry's tasks share: the store, what readers see, the newest checkpoint, and how well it is.
+
+use crate::config::RegistrySettings;
+use crate::metrics::Numbers;
+use crate::store::{Reader, Store, StoreError};
+use crate::view::{HeadInfo, View};
+use arc_swap::{ArcSwap, ArcSwapOption};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use ed25519_dalek::SigningKey;
+use ron_kernel::health::Severity;
+use ron_kernel::inventory::LockSpec;
+use ron_kernel::kernel::Service;
+use ron_kernel::lock::Lock;
+use ron_log::tree::Hash;
+use ron_log::{Head, Note, NoteKey, TrustRoots};
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::{Notify, broadcast};
+
+/// How often an idempotent read is tried, and the pause between.
+const TRIES: u32 = 3;
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_CAP: Duration = Duration::from_secs(2);
+
+/// Entries that streams find without asking the store.
+const RECENT_MAX: usize = 1024;
+
+pub(crate) static RECENT: LockSpec = LockSpec {
+    service: "registry",
+    name: "recent",
+    rank: 20,
+    guards: "the newest entries' heads, for streams; taken for a copy of a few",
+};
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) service: Service,
+    pub(crate) store: Store,
+    pub(crate) roots: TrustRoots,
+    /// The node's key, which signs for the log.
+    pub(crate) signing: SigningKey,
+    pub(crate) log_key: NoteKey,
+    pub(crate) view: ArcSwap<View>,
+    /// `GET /registry/head` as it is served.
+    pub(crate) head_page: ArcSwap<Page>,
+    pub(crate) checkpoint: ArcSwapOption<Signed>,
+    /// Told when there is a newer checkpoint, or the same with more cosignatures.
+    pub(crate) checkpointed: Notify,
+    /// Somebody waits for the next checkpoint.
+    pub(crate) checkpoint_wanted: Notify,
+    /// A wake-up; readers pull from the log.
+    pub(crate) committed: broadcast::Sender<Head>,
+    pub(crate) settings: ArcSwap<RegistrySettings>,
+    pub(crate) numbers: Numbers,
+    pub(crate) pending: AtomicUsize,
+    /// First version kept.
+    pub(crate) min_version: AtomicU64,
+    /// The newest version that the deep verifier found good.
+    pub(crate) verified: AtomicU64,
+    pub(crate) troubles: Troubles,
+    /// The newest entries, for streams that are not far behind.
+    recent: Lock<VecDeque<HeadInfo>>,
+    /// What is known to be damaged: writes are refused.
+    damage: ArcSwapOption<String>,
+}
+
+/// What may be wrong with the storage for a while.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Trouble {
+    Full,
+    Slow,
+    /// A flush failed; only a restart mends it.
+    Stopped,
+    /// The state could not be read anew after a failed write.
+    Lost,
+    /// The log is behind what a witness has seen of it.
+    Behind,
+}
+
+/// Tells readiness of troubles, each once.
+#[derive(Debug)]
+pub(crate) struct Troubles {
+    service: Service,
+    on: [AtomicBool; 5],
+}
+
+impl Troubles {
+    pub(crate) fn set(&self, trouble: Trouble, on: bool) {
+        if self.on[trouble as usize].swap(on, Ordering::AcqRel) == on {
+            return;
+        }
+        let cause = ["storage_full", "storage_slow", "storage_stopped", "storage_lost", "behind_witness"];
+        let cause = cause[trouble as usize];
+        if on {
+            tracing::warn!(cause, "the registry sheds writes");
+            self.service.lose(cause, Severity::WritesShed);
+        } else {
+            tracing::info!(cause, "is over");
+            self.service.restore(cause);
+        }
+    }
+}
+
+/// A page that is served again and again.
+#[derive(Debug)]
+pub(crate) struct Page {
+    pub(crate) value: Value,
+    pub(crate) json: Bytes,
+    pub(crate) etag: String,
+}
+
+/// A signed checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Signed {
+    pub(crate) size: u64,
+    pub(crate) root: Hash,
+    pub(crate) note: Note,
+    /// Unix milliseconds.
+    pub(crate) at: u64,
+}
+
+impl Signed {
+    /// Cosignatures beside the log's own signature.
+    pub(crate) fn cosignatures(&self) -> u64 {
+        self.note.signatures.len().saturating_sub(1) as u64
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        json!({"size": self.size, "root": BASE64_STANDARD.encode(self.root), "note": self.note.to_string()})
+    }
+}
+
+/// All that [`Shared`] is made of and that cannot be made here.
+pub(crate) struct Parts {
+    pub(crate) service: Service,
+    pub(crate) store: Store,
+    pub(crate) roots: TrustRoots,
+    pub(crate) signing: SigningKey,
+    pub(crate) view: View,
+    pub(crate) checkpoint: Option<Signed>,
+    pub(crate) min_version: u64,
+    pub(crate) committed: broadcast::Sender<Head>,
+    pub(crate) settings: RegistrySettings,
+}
+
+impl Shared {
+    pub(crate) fn new(parts: Parts) -> Arc<Shared> {
+        let Parts { service, store, roots, signing, view, checkpoint, min_version, committed, settings } =
+            parts;
+        let log_key = NoteKey::ed25519(&roots.log, signing.verifying_key());
+        let page = head_page(&view.head, checkpoint.as_ref());
+        Arc::new(Shared {
+            numbers: Numbers::new(&service),
+            recent: Lock::new(service.inventory(), &RECENT, VecDeque::new()),
+            troubles: Troubles { service: service.clone(), on: Default::default() },
+            service,
+            store,
+            roots,
+            signing,
+            log_key,
+            view: ArcSwap::from_pointee(view),
+            head_page: ArcSwap::from_pointee(page),
+            checkpoint: ArcSwapOption::new(checkpoint.map(Arc::new)),
+            checkpointed: Notify::new(),
+            checkpoint_wanted: Notify::new(),
+            committed,
+            settings: ArcSwap::from_pointee(settings),
+            pending: AtomicUsize::new(0),
+            min_version: AtomicU64::new(min_version),
+            verified: AtomicU64::new(0),
+            damage: ArcSwapOption::empty(),
+        })
+    }
+
+    /// Shows readers a new state.
+    pub(crate) fn publish(&self, view: View) {
+        let page = head_page(&view.head, self.checkpoint.load().as_deref());
+        self.view.store(Arc::new(view));
+        self.head_page.store(Arc::new(page));
+    }
+
+    /// Notes what was committed, for the streams.
+    pub(crate) fn note_recent(&self, committed: &[HeadInfo]) {
+        let mut recent = self.recent.lock();
+        recent.extend(committed);
+        let over = recent.len().saturating_sub(RECENT_MAX);
+        recent.drain(..over);
+    }
+
+    /// Up to so many of the newest entries from a version on; none if they do not reach back so far.
+    pub(crate) fn recent(&self, from: u64, count: usize) -> Vec<HeadInfo> {
+        let recent = self.recent.lock();
+        let Some(first) = recent.front().map(|info| info.version).filter(|first| *first <= from) else {
+            return Vec::new();
+        };
+        let skip = usize::try_from(from - first).unwrap_or(usize::MAX);
+        recent.iter().skip(skip).take(count).copied().collect()
+    }
+
+    /// Serves a checkpoint from now on.
+    pub(crate) fn publish_checkpoint(&self, signed: Signed) {
+        self.checkpoint.store(Some(Arc::new(signed)));
+        self.head_page.store(Arc::new(head_page(&self.view.load().head, self.checkpoint.load().as_deref())));
+        self.checkpointed.notify_waiters();
+    }
+
+    pub(crate) fn head(&self) -> HeadInfo {
+        self.view.load().head
+    }
+
+    pub(crate) fn min_version(&self) -> u64 {
+        self.min_version.load(Ordering::Acquire)
+    }
+
+    /// Something that was stored is not what it was: nothing is written on top of it any more.
+    pub(crate) fn damaged(&self, version: u64, what: &str) {
+        tracing::error!(version, what, "the registry's store is damaged: writes are refused");
+        let text = format!("version {version} is damaged");
+        if self.damage.compare_and_swap(&None::<Arc<String>>, Some(Arc::new(text))).is_none() {
+            self.service.lose(&format!("corrupt_version_{version}"), Severity::WritesShed);
+        }
+    }
+
+    pub(crate) fn damage(&self) -> Option<Arc<String>> {
+        self.damage.load_full()
+    }
+
+    /// Reads the store on a thread that may block; a failure is tried again after a pause, a few times.
+    pub(crate) async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
+        op: &'static str,
+        read: impl Fn(&Reader) -> Result<T, StoreError> + Send + Sync + 'static,
+    ) -> Result<T, StoreError> {
+        let read = Arc::new(read);
+        let mut pause = PAUSE_MIN;
+        for tried in 1.. {
+            let (store, read) = (self.store.clone(), read.clone());
+            let done = tokio::task::spawn_blocking(move || read(&store.reader()?)).await;
+            match done {
+                Ok(Err(StoreError::Database(error))) if tried < TRIES => {
+                    tracing::warn!(op, %error, "the registry's store could not be read; once more");
+                    self.numbers.storage_backoff.with([op]).inc();
+                    tokio::time::sleep(pause.mul_f64(1.0 + ron_kernel::random::unit())).await;
+                    pause = (pause * 2).min(PAUSE_CAP);
+                }
+                Ok(done) => return done,
+                // A page that cannot be made sense of may panic below.
+                Err(panic) => return Err(StoreError::Damaged(panic.to_string())),
+            }
+        }
+        unreachable!("the last try returns")
+    }
+}
+
+/// Head's members.
+pub(crate) fn head_json(head: &HeadInfo, checkpoint: Option<&Signed>) -> Value {
+    json!({
+        "version": head.version, "hash": head.hash.to_string(), "payload_b3": head.payload_b3.to_string(),
+        "signers_version": head.signers_version, "committed_at": head.committed_at,
+        "checkpoint": checkpoint.map(Signed::json),
+    })
+}
+
+fn head_page(head: &HeadInfo, checkpoint: Option<&Signed>) -> Page {
+    let value = head_json(head, checkpoint);
+    let json = Bytes::from(value.to_string());
+    let etag = etag(&json);
+    Page { value, json, etag }
+}
+
+/// A strong validator of a body.
+pub(crate) fn etag(body: &[u8]) -> String {
+    format!("\"{}\"", &ron_log::B3::of(body).to_string()[3..35])
+}
+
+/// The wall clock.
+pub(crate) fn now_millis() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
