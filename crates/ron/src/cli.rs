@@ -25,7 +25,7 @@ pub(crate) enum Command {
     },
     /// Start the named services only.
     Run {
-        /// Which services: gateway.
+        /// Which services: gateway, registry.
         #[arg(required = true, value_name = "SERVICE")]
         services: Vec<String>,
         #[command(flatten)]

@@ -79,6 +79,24 @@ fn advice(reason: Reason) -> &'static str {
         Reason::NoUpstream => "look at the servers that fail their `health` checks",
         Reason::Shed => "more capacity, or longer deadlines",
         Reason::Deadline => "the route's `timeout`, or a faster upstream",
+        Reason::ChainMismatch => "registry: look at the items anew and propose again",
+        Reason::DuplicateApproval => {
+            "registry: the first approval stands; withdraw the proposal to begin anew"
+        }
+        Reason::Pruned => "registry: begin from the checkpoint that the answer names",
+        Reason::InvalidSig => "registry: sign `payload_b3` of this very proposal with the signer's own key",
+        Reason::RevokedKey => "registry: somebody of `signers/main` must approve",
+        Reason::QuorumFailed => "registry: collect more approvals",
+        Reason::PolicyChanged => "registry: propose again under the new signer set",
+        Reason::Expired => "registry: propose again with a later end",
+        Reason::NotReady => "look at `/readyz`",
+        Reason::Storage => {
+            "registry: look at the disk; `/readyz` says whether it is full, failing or damaged"
+        }
+        Reason::Timeout => "registry: a faster disk, or longer deadlines",
+        Reason::CommitUnknown => {
+            "registry: ask for the proposal's `state` until it is decided; do not commit again blindly"
+        }
         _ => "see the reason's own words",
     }
 }
@@ -116,6 +134,14 @@ fn declared() -> Vec<Declared> {
             tasks: svc_gateway::TASKS.into(),
             shutdown: "Listeners close, idle connections end, requests in flight finish; at the deadline those without a \
                        response get 503 `draining`, the others are cut.",
+        },
+        Declared {
+            name: "registry",
+            channels: svc_registry::CHANNELS.to_vec(),
+            locks: svc_registry::LOCKS.to_vec(),
+            tasks: svc_registry::TASKS.into(),
+            shutdown: "Listeners close, streams end, requests in flight finish; the committer writes what is queued and ends when \
+                       nobody is left who could ask, or at the deadline with the batch it has begun.",
         },
     ]
 }

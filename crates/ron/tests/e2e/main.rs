@@ -14,6 +14,7 @@ mod operators;
 mod proxy;
 mod reasons;
 mod registry;
+mod registry_service;
 mod reload;
 mod soak;
 mod uploads;
