@@ -14,6 +14,8 @@ pub mod approval;
 pub mod checkpoint;
 pub mod entry;
 pub mod export;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod hash;
 pub mod item;
 pub mod json;

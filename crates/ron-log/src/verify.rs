@@ -16,7 +16,7 @@ use crate::payload::Payload;
 use crate::quorum::Judgement;
 use crate::roots::TrustRoots;
 use crate::snapshot::{PruneManifest, Snapshot};
-use crate::state::{ConflictRule, Head, State};
+use crate::state::{Head, State, is_late};
 use crate::tile::{TILE_WIDTH, Tile};
 use crate::tree::{Hash, Tree, leaf_hash};
 use std::collections::BTreeMap;
@@ -191,16 +191,21 @@ impl Verifier {
                 self.state = Some(State::genesis(&self.roots));
             }
             Some(mut state) => {
-                let version = state.head().version + 1;
+                let (before, version) = (state.head(), state.head().version + 1);
                 let parsed = Payload::parse_canonical(payload);
+                let mut base_version = None;
                 match (EntryRecord::parse(record), &parsed) {
                     (Ok(record), Ok(read)) => {
                         self.next_entry(&state, record, payload, read, suspected);
+                        base_version = Some(read.base_version);
                     }
                     (Err(bad), _) => self.fault(version, FaultKind::Record(bad)),
                     (_, Err(bad)) => self.fault(version, FaultKind::Payload(bad.clone())),
                 }
-                state.advance(Head { version, hash }, parsed.ok());
+                let touched = state.advance(Head { version, hash }, parsed.ok());
+                if base_version.is_some_and(|base| is_late(base, before, touched)) {
+                    self.fault(version, FaultKind::Conflict);
+                }
                 self.state = Some(state);
             }
         }
@@ -227,7 +232,6 @@ impl Verifier {
             (record.signers_version != payload.signers_version, FaultKind::Policy),
             (payload.signers_version != state.signers_version(), FaultKind::Policy),
             (record.committed_at > payload.expires_at, FaultKind::Expired),
-            (state.check_conflict(payload, ConflictRule::Touched).is_err(), FaultKind::Conflict),
         ];
         for (is_so, kind) in faults {
             if is_so {
