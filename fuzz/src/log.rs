@@ -10,7 +10,7 @@ use ron_log::json::Json;
 use ron_log::tile::{TilePath, push_record, records};
 use ron_log::{
     Approval, B3, Checkpoint, Entry, Note, NoteKey, ProofFile, Proposal, Signatures, State, TrustRoots,
-    Verifier,
+    Verifier, Witness,
 };
 use serde_json::Value;
 use std::sync::LazyLock;
@@ -118,6 +118,9 @@ pub(crate) fn note(data: &[u8]) {
     each(data, format!("old 5\n{}\n\n{good}", BASE64_STANDARD.encode([7; 32])).as_bytes(), |data| {
         if let Some(request) = AddCheckpoint::parse(data) {
             assert_eq!(request.body().as_bytes(), data);
+        }
+        if let Ok(continued) = Witness::new(vec![LOG_KEY.clone()]).check(data) {
+            assert!(text(&VECTORS["checkpoint"]).starts_with(&continued.text), "a forged checkpoint");
         }
     });
 }

@@ -139,6 +139,8 @@ pub(crate) enum RegistryCommand {
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
+    /// Watch logs: cosign each checkpoint that continues the last one, as C2SP tlog-witness says.
+    Witness(WitnessOptions),
     /// Check an export or a proof with nothing but files: 0 if it is good, else 1 and a line for each fault.
     Verify {
         /// An export.
@@ -154,6 +156,29 @@ pub(crate) enum RegistryCommand {
         #[arg(long, value_name = "ed25519:…")]
         log_key: Option<String>,
     },
+}
+
+/// A witness, and whom it watches.
+#[derive(Debug, Args)]
+pub(crate) struct WitnessOptions {
+    /// Where to listen, by plain HTTP.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: std::net::SocketAddr,
+    /// The witness's private key.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: PathBuf,
+    /// The witness's name, under which logs know its key.
+    #[arg(long, value_name = "NAME", default_value = "ron.local/witness")]
+    pub(crate) name: String,
+    /// A log to watch: its verifier line, NAME+ID+KEY, as GET /registry/log-key gives it; may be given more than once.
+    #[arg(long = "log", value_name = "LINE")]
+    pub(crate) log: Vec<String>,
+    /// A file of such lines; it is read again when it changes.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) logs: Option<PathBuf>,
+    /// What the witness has cosigned. Whoever loses this file needs a new key.
+    #[arg(long, value_name = "FILE", default_value = "witness.state")]
+    pub(crate) state: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]

@@ -5,6 +5,7 @@ mod client;
 mod commands;
 mod gateway;
 mod registry;
+mod witness;
 
 use clap::Parser as _;
 use ron_kernel::config::Problems;

@@ -22,6 +22,7 @@ pub(crate) fn run(command: RegistryCommand) -> anyhow::Result<ExitCode> {
         RegistryCommand::Sign { proposal, key, signer, out } => {
             sign(&proposal, &key, &signer, out.as_deref())
         }
+        RegistryCommand::Witness(options) => crate::witness::run(options),
         RegistryCommand::Verify { export, proof, trust_roots, log_key } => {
             let bytes = std::fs::read(&trust_roots)
                 .with_context(|| format!("{} cannot be read", trust_roots.display()))?;
