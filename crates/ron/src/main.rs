@@ -4,6 +4,7 @@ mod cli;
 mod client;
 mod commands;
 mod gateway;
+mod http1;
 mod registry;
 mod witness;
 
