@@ -254,6 +254,15 @@ impl NoteWriter {
         })
     }
 
+    /// A manifest of a pruning that a later one goes beyond, as a restored log has it.
+    pub fn former_manifest(&self, min_version: u64, note: &str) -> Result<(), StoreError> {
+        self.store.transact(note.len() as u64, Durability::Immediate, |transaction| {
+            let mut manifests = transaction.open_table(MANIFESTS).map_err(StoreError::of)?;
+            manifests.insert(min_version, note.as_bytes()).map_err(StoreError::of)?;
+            Ok(())
+        })
+    }
+
     /// Removes up to `count` records and payloads below the first version kept; says how many there were. It need
     /// not be durable at once: the manifest is, and what is left over is removed later.
     pub fn prune(&self, count: usize) -> Result<usize, StoreError> {
