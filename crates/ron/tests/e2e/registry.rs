@@ -1,10 +1,11 @@
-//! The registry's commands that need no node: trust roots, approvals, verification.
+//! The registry's commands: those that need files alone, and those that ask a node.
 
 use ron_kernel::key::PrivateKey;
 use ron_log::export::{ExportWriter, FrameKind};
 use ron_log::proof::{Inclusion, ProofFile};
 use ron_log::tree::leaf_hash;
 use ron_log::{Approval, B3, Checkpoint, ConflictRule, Entry, NoteKey, Proposal, State, Tree, TrustRoots};
+use ron_testkit::Node;
 use std::path::Path;
 use std::process::Output;
 
@@ -144,7 +145,7 @@ fn wrong_arguments_are_told_what_would_be_right() {
         64,
         "--signer two words",
     );
-    check(&["registry", "verify", "--trust-roots", "roots.json"], 64, "--export FILE or --proof FILE");
+    check(&["registry", "verify", "--trust-roots", "roots.json"], 64, "--config FILE or --url URL");
     check(&["registry", "verify", "--proof", "junk", "--trust-roots", "roots.json"], 64, "--log-key");
     check(
         &["registry", "verify", "--export", "junk", "--trust-roots", "junk"],
@@ -152,4 +153,185 @@ fn wrong_arguments_are_told_what_would_be_right() {
         "junk holds no trust roots",
     );
     assert_eq!(key.id, "a");
+}
+
+const NODE: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n[registry]\nlisten = \"127.0.0.1:0\"\n\
+    trust_roots = \"roots.json\"\n[registry.checkpoint]\nentries = 1\ninterval = \"100ms\"\n";
+
+/// A node with the three signers of [`genesis`], and a capability for everything.
+fn node() -> (Node, String) {
+    let dir = tempfile::tempdir().unwrap();
+    genesis(dir.path());
+    std::fs::write(dir.path().join("ron.toml"), NODE).unwrap();
+    std::fs::write(dir.path().join("route.json"), r#"{"path": "/a", "upstream": "u"}"#).unwrap();
+    let node = Node::spawn(dir, &["run", "registry", "--config", "ron.toml"], &[]);
+    let scopes = "registry:propose,registry:approve,registry:commit";
+    let (code, token, error) =
+        run(node.dir.path(), &["token", "mint", "--scope", scopes, "--key", "node.key"]);
+    assert_eq!(code, 0, "{error}");
+    (node, token)
+}
+
+/// A command to that node, with the capability.
+fn ask(node: &Node, token: &str, args: &[&str]) -> (i32, String, String) {
+    let args = [&["registry"], args, &["--config", "ron.toml", "--token", token]].concat();
+    run(node.dir.path(), &args)
+}
+
+/// Proposes, has two approve, commits.
+fn change(node: &Node, token: &str, id: &str, note: &str) {
+    let (code, proposal, error) =
+        ask(node, token, &["put", "route", id, "route.json", "--yes", "--note", note]);
+    assert_eq!(code, 0, "{error}");
+    for signer in ["a", "b"] {
+        let (code, _, error) = ask(node, token, &["approve", &proposal, "--key", signer, "--signer", signer]);
+        assert_eq!(code, 0, "{error}");
+    }
+    let (code, _, error) = ask(node, token, &["commit", &proposal, "--wait", "checkpointed"]);
+    assert_eq!(code, 0, "{error}");
+}
+
+#[test]
+fn a_refusal_says_what_to_do() {
+    let (node, token) = node();
+    let put = ["put", "route", "r", "route.json", "--yes"];
+    let (code, _, error) =
+        run(node.dir.path(), &[&["registry"], &put[..], &["--config", "ron.toml"]].concat());
+    assert!(code == 1 && error.contains("401 unauth") && error.contains("ron token mint"), "{error}");
+    let check = |args: &[&str], code: i32, says: &str| {
+        let (exit, out, error) = ask(&node, &token, args);
+        assert!(exit == code && error.contains(says), "{args:?}: {exit} {out} {error}");
+        out
+    };
+    check(&put[..4], 64, "say --yes");
+    check(&["put", "route", "r", "roots.json", "--yes"], 64, "no good change: path: is missing");
+    check(&["put", "route", "r", "a", "--yes"], 1, "a is no JSON");
+    check(&["delete", "route", "r", "--yes"], 1, "there is no item route/r to delete");
+    check(&["get", "7"], 1, "404 not_found");
+    check(&["approve", "7", "--key", "a", "--signer", "a"], 64, "is no proposal's id");
+    let id = check(&put, 0, "+   \"path\": \"/a\"");
+    check(&["approve", &id], 64, "--key FILE with --signer NAME, or --approval FILE");
+    check(&["approve", &id, "--key", "b", "--signer", "a"], 1, "422 invalid_sig");
+    check(&["approve", &id, "--key", "a", "--signer", "nobody"], 1, "422 revoked_key");
+    check(&["commit", &id], 1, "422 quorum_failed");
+    check(&["commit", &id, "--wait", "never"], 64, "durable, checkpointed or witnessed:K");
+    let pending: serde_json::Value = serde_json::from_str(&check(&["proposals", "--json"], 0, "")).unwrap();
+    assert_eq!(pending["proposals"][0]["proposal_id"], id.as_str());
+    change(&node, &token, "r", "first");
+    for signer in ["a", "b"] {
+        check(&["approve", &id, "--key", signer, "--signer", signer], 0, "nothing changes");
+    }
+    check(&["commit", &id], 1, "409 chain_mismatch");
+    let (code, _, error) = run(node.dir.path(), &["registry", "head", "--url", "http://127.0.0.1:1"]);
+    assert!(code == 1 && error.contains("no node answers at 127.0.0.1:1"), "{error}");
+}
+
+#[test]
+fn what_was_changed_afterwards_is_found_and_two_histories_are_shown() {
+    let (mut node, token) = node();
+    let dir = node.dir.path().to_owned();
+    change(&node, &token, "r", "an unmistakable note");
+    let good = |args: &[&str], says: &str| {
+        let (code, out, error) = run(&dir, args);
+        assert!(code == 0 && out.contains(says), "{args:?}: {code} {out} {error}");
+    };
+    good(&["registry", "verify", "--config", "ron.toml"], "good: 2 entries");
+    good(&["registry", "export", "x.export", "--config", "ron.toml"], "2 entries");
+    good(
+        &["registry", "proof", "1", "--out", "p", "--trust-roots", "roots.json", "--config", "ron.toml"],
+        "proves",
+    );
+    // What the log once signed, and what it never should have.
+    let log = ed25519_dalek::SigningKey::from_bytes(&PrivateKey::read(&dir.join("node.key")).unwrap().seed());
+    let checkpoint = ron_testkit::get(&node.address("registry", "http"), "/checkpoint");
+    std::fs::write(dir.join("kept"), &checkpoint.body).unwrap();
+    let other =
+        Checkpoint { origin: "test.example/log".into(), size: 2, root: [7; 32] }.sign(&log).to_string();
+    std::fs::write(dir.join("other"), &other).unwrap();
+    good(
+        &["registry", "evidence", "kept", "--config", "ron.toml"],
+        "none: the log of size 2 continues all 1",
+    );
+    let (code, out, _) = run(&dir, &["registry", "evidence", "kept", "other", "--config", "ron.toml"]);
+    assert!(code == 1 && out.contains(other.trim()) && out.contains(checkpoint.text().trim()), "{out}");
+    assert_eq!(node.stop(), 0);
+
+    let edit = |file: &str, from: &str, to: &str| {
+        let mut bytes = std::fs::read(dir.join(file)).unwrap();
+        let places: Vec<usize> =
+            (0..bytes.len()).filter(|at| bytes[*at..].starts_with(from.as_bytes())).collect();
+        assert!(!places.is_empty(), "{from} is in {file}");
+        places.iter().for_each(|at| bytes[*at..at + to.len()].copy_from_slice(to.as_bytes()));
+        std::fs::write(dir.join(file), bytes).unwrap();
+    };
+    let verify = ["registry", "verify", "--dir", "registry", "--trust-roots", "roots.json", "--log-key"];
+    let key = PrivateKey::read(&dir.join("node.key")).unwrap().public().to_string();
+    let verify = [&verify[..], &[key.as_str()]].concat();
+    good(&verify, "good: 2 entries");
+    edit("registry/registry.redb", "an unmistakable", "an unmistaXable");
+    let (code, out, error) = run(&dir, &verify);
+    assert!(code == 1 && out.contains("version 1: the payload is not the one"), "{out} {error}");
+    edit("x.export", "an unmistakable", "an unmistaXable");
+    let (code, out, error) =
+        run(&dir, &["registry", "import", "x.export", "--dir", "again", "--trust-roots", "roots.json"]);
+    assert!(
+        code == 1 && out.contains("version 1") && error.contains("nothing was imported"),
+        "{out} {error}"
+    );
+    assert!(!dir.join("again").exists());
+}
+
+#[test]
+fn a_pruned_log_is_verified_and_comes_back_from_its_export() {
+    let dir = tempfile::tempdir().unwrap();
+    genesis(dir.path());
+    let config = format!("{NODE}[registry.retention]\npolicy = \"count\"\nmax_count = 2\n");
+    std::fs::write(dir.path().join("ron.toml"), config).unwrap();
+    std::fs::write(dir.path().join("route.json"), r#"{"path": "/a", "upstream": "u"}"#).unwrap();
+    let mut node = Node::spawn(dir, &["run", "registry", "--config", "ron.toml"], &[]);
+    let dir = node.dir.path().to_owned();
+    let scopes = "registry:propose,registry:approve,registry:commit";
+    let (_, token, _) = run(&dir, &["token", "mint", "--scope", scopes, "--key", "node.key"]);
+    for number in 1..=5 {
+        change(&node, &token, &format!("r{}", number % 2), &format!("change {number}"));
+    }
+    let gone = |version: u64| format!("/registry/{version}");
+    node.eventually("retention", |node| {
+        ron_testkit::get(&node.address("registry", "http"), &gone(2)).status == 410
+    });
+    let good = |args: &[&str], says: &str| {
+        let (code, out, error) = run(&dir, args);
+        assert!(code == 0 && out.contains(says), "{args:?}: {code} {out} {error}");
+    };
+    good(&["registry", "verify", "--config", "ron.toml"], "good: 6 entries");
+    good(&["registry", "export", "x.export", "--config", "ron.toml"], "x.export");
+    let (_, head, _) = ask(&node, &token, &["head", "--json"]);
+    assert_eq!(node.stop(), 0);
+    let key = PrivateKey::read(&dir.join("node.key")).unwrap().public().to_string();
+    let verify =
+        ["registry", "verify", "--trust-roots", "roots.json", "--log-key", &key, "--dir", "registry"];
+    good(&verify, "good: 6 entries");
+    std::fs::remove_dir_all(dir.join("registry")).unwrap();
+    good(
+        &[
+            "registry",
+            "import",
+            "x.export",
+            "--dir",
+            "registry",
+            "--trust-roots",
+            "roots.json",
+            "--log-key",
+            &key,
+        ],
+        "registry: version 5",
+    );
+    good(&verify, "good: 6 entries");
+    let dir = std::mem::replace(&mut node.dir, tempfile::tempdir().unwrap());
+    let again = Node::spawn(dir, &["run", "registry", "--config", "ron.toml"], &[]);
+    let (code, restored, error) = ask(&again, &token, &["head", "--json"]);
+    assert_eq!(code, 0, "{error}");
+    let hash = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap()["hash"].clone();
+    assert_eq!(hash(&restored), hash(&head));
+    change(&again, &token, "r9", "it goes on");
 }

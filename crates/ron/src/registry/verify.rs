@@ -1,0 +1,325 @@
+//! `ron registry verify`: a live node, a folder, an export or a proof; what is wrong, and with which version.
+
+use super::node::{Refused, Registry, Target};
+use super::progress::Progress;
+use crate::Usage;
+use crate::client::Found;
+use crate::commands::print;
+use crate::http1::Asked;
+use anyhow::Context as _;
+use ron_kernel::key::PrivateKey;
+use ron_log::export::ExportVerifier;
+use ron_log::json::Json;
+use ron_log::key::PublicKey;
+use ron_log::proof::ProofFile;
+use ron_log::tile::{TILE_WIDTH, Tile, TilePath};
+use ron_log::verify::Signatures;
+use ron_log::{Fault, NoteKey, TrustRoots, Verifier};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Read;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use svc_registry::store::{Reader, Store};
+
+/// What to check, and by which roots and key.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    target: Target,
+    /// The folder of a registry whose node does not run.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["url", "config", "export", "proof"])]
+    dir: Option<PathBuf>,
+    /// An export.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["url", "config", "proof"])]
+    export: Option<PathBuf>,
+    /// A .tlog-proof file.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["url", "config"])]
+    proof: Option<PathBuf>,
+    /// The trust roots. Otherwise those of the node's configuration, or trust-roots.json.
+    #[arg(long, value_name = "FILE")]
+    trust_roots: Option<PathBuf>,
+    /// The log's key. Without it the one that comes with the log is taken: then the log is known to be whole, not
+    /// whose it is.
+    #[arg(long, value_name = "ed25519:…")]
+    log_key: Option<String>,
+}
+
+pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
+    let live = options.dir.is_none() && options.export.is_none() && options.proof.is_none();
+    let roots = roots(options, live)?;
+    let log = options.log_key.as_deref().map(|text| note_key(&roots, text)).transpose()?;
+    if let Some(file) = &options.export {
+        let input = File::open(file).with_context(|| format!("{} cannot be read", file.display()))?;
+        let total = input.metadata()?.len();
+        return said(&export(input, total, &roots, log)?);
+    }
+    if let Some(file) = &options.proof {
+        let log = log.ok_or_else(|| {
+            Usage("--proof needs --log-key: the log's own key is what makes it one".to_owned())
+        })?;
+        return proof(file, &roots, &log);
+    }
+    if let Some(dir) = &options.dir {
+        return said(&folder(dir, roots, log)?);
+    }
+    said(&node(&Registry::find(&options.target)?, roots, log)?)
+}
+
+/// The roots that were named, those of the node, or those that lie here.
+fn roots(options: &Options, live: bool) -> anyhow::Result<TrustRoots> {
+    let configured = || {
+        let found = Found::read(options.target.config.as_deref()).ok()?;
+        Some(found.data.join(&found.config.registry.trust_roots))
+    };
+    let file = match &options.trust_roots {
+        Some(file) => file.clone(),
+        None if live && options.target.url.is_none() => configured().unwrap_or("trust-roots.json".into()),
+        None => "trust-roots.json".into(),
+    };
+    read_roots(&file)
+}
+
+pub(crate) fn read_roots(file: &Path) -> anyhow::Result<TrustRoots> {
+    let bytes = std::fs::read(file).with_context(|| {
+        format!("{} cannot be read: name the trust roots with --trust-roots FILE", file.display())
+    })?;
+    TrustRoots::parse(&bytes).with_context(|| format!("{} holds no trust roots", file.display()))
+}
+
+pub(crate) fn note_key(roots: &TrustRoots, text: &str) -> Result<NoteKey, Usage> {
+    match PublicKey::parse(text) {
+        Ok(PublicKey::Ed25519(key)) => Ok(NoteKey::ed25519(&roots.log, key)),
+        _ => Err(Usage(format!("--log-key {text}: expected ed25519:… as the node prints it"))),
+    }
+}
+
+/// What a check came to.
+pub(crate) struct Outcome {
+    versions: u64,
+    faults: Vec<Fault>,
+    /// What could not be checked for want of a key.
+    but: &'static str,
+}
+
+impl Outcome {
+    pub(crate) fn is_good(&self) -> bool {
+        self.faults.is_empty()
+    }
+}
+
+/// One line if all is well, else one for each fault.
+pub(crate) fn said(outcome: &Outcome) -> anyhow::Result<ExitCode> {
+    if outcome.is_good() {
+        return print(&format!("good: {} entries, whole and approved{}", outcome.versions, outcome.but));
+    }
+    for fault in &outcome.faults {
+        print(&fault.to_string())?;
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+/// Checks a whole export as it is read.
+pub(crate) fn export(
+    mut input: impl Read,
+    total: u64,
+    roots: &TrustRoots,
+    log: Option<NoteKey>,
+) -> anyhow::Result<Outcome> {
+    let mut verifier = ExportVerifier::new(roots.b3(), log, Signatures::Check);
+    // The number of entries is not known beforehand; the bytes stand for them.
+    let (mut piece, mut read, mut progress) = (vec![0; 256 << 10], 0, Progress::new(total));
+    loop {
+        match input.read(&mut piece).context("the export cannot be read")? {
+            0 => break,
+            some => {
+                verifier.push(&piece[..some]);
+                read += some as u64;
+                progress.at(read);
+            }
+        }
+    }
+    let versions = verifier.verifier().map_or(0, Verifier::next_version);
+    Ok(Outcome { versions, faults: verifier.finish(), but: "" })
+}
+
+fn proof(file: &Path, roots: &TrustRoots, log: &NoteKey) -> anyhow::Result<ExitCode> {
+    let bytes = std::fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
+    let checked = ProofFile::parse(&bytes).and_then(|proof| {
+        let version = proof.subject.entry.record().version;
+        proof.verify(roots, log, &[], 0).map(|checkpoint| (version, checkpoint))
+    });
+    match checked {
+        Ok((version, checkpoint)) => {
+            print(&format!("good: version {version} is in {} at size {}", checkpoint.origin, checkpoint.size))
+        }
+        Err(error) => {
+            print(&error.to_string())?;
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+/// Checks what a registry that does not run has kept.
+fn folder(dir: &Path, roots: TrustRoots, log: Option<NoteKey>) -> anyhow::Result<Outcome> {
+    anyhow::ensure!(dir.join("registry.redb").exists(), "{} holds no registry", dir.display());
+    let store = Store::open(dir, &roots, true)
+        .with_context(|| format!("the registry in {} cannot be read; does its node run?", dir.display()))?;
+    let reader = store.reader()?;
+    // The log's key is the node's, which by default lies beside the registry's folder.
+    let beside = || {
+        let key = PrivateKey::read(&dir.join("../node.key")).ok()?;
+        Some(NoteKey::ed25519(&roots.log, ed25519_dalek::SigningKey::from_bytes(&key.seed()).verifying_key()))
+    };
+    let log = log.or_else(beside);
+    let (head, min) = (reader.head()?.version, reader.min_version()?);
+    let mut verifier = Verifier::new(roots, log.clone(), Signatures::Check);
+    if min > 0 {
+        anyhow::ensure!(
+            log.is_some(),
+            "a pruned log can be checked with its key alone: give --log-key ed25519:…"
+        );
+        begin_pruned(&mut verifier, &reader, min)?;
+    }
+    let but = if log.is_some() {
+        for (_, note) in reader.checkpoints(min + 1..=u64::MAX)? {
+            verifier.checkpoint(&note);
+        }
+        ""
+    } else {
+        ", but its checkpoints were not checked: give --log-key ed25519:…"
+    };
+    let mut progress = Progress::new(head + 1);
+    verifier.run(
+        head,
+        |version| reader.pair(version),
+        |tile| reader.tile(tile),
+        |version| {
+            progress.at(version);
+            ControlFlow::Continue(())
+        },
+    )?;
+    Ok(Outcome { versions: verifier.next_version(), faults: verifier.finish(), but })
+}
+
+/// Begins with what stands for the entries that are gone: manifests, leaves, a snapshot.
+fn begin_pruned(verifier: &mut Verifier, reader: &Reader, min: u64) -> anyhow::Result<()> {
+    for note in reader.manifests()? {
+        verifier.prune_manifest(&note);
+    }
+    for index in 0..min.div_ceil(TILE_WIDTH) {
+        let width = (min - index * TILE_WIDTH).min(TILE_WIDTH) as u16;
+        let hashes = reader.sure_tile(Tile { level: 0, index, width })?;
+        hashes.as_chunks::<32>().0.iter().for_each(|leaf| verifier.pruned_leaf(*leaf));
+    }
+    let snapshot = reader.snapshot(min - 1)?.filter(|(version, _, _)| *version == min - 1);
+    let (_, note, state) = snapshot.context("the snapshot that the log was pruned under is missing")?;
+    verifier.begin(&note, &state);
+    Ok(())
+}
+
+/// Checks a registry over HTTP: every entry, every tile, the checkpoint.
+fn node(registry: &Registry, roots: TrustRoots, log: Option<NoteKey>) -> anyhow::Result<Outcome> {
+    let log = match log {
+        Some(log) => log,
+        None => log_key(registry)?,
+    };
+    match registry.get("/registry/0") {
+        Err(error) if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 410) => {
+            return export_of(registry, &roots, log);
+        }
+        other => other?,
+    };
+    // The checkpoint first: what it covers must then be there.
+    let note = registry.bytes("GET", "/checkpoint", b"")?;
+    let head = registry.get("/registry/head")?["version"].as_u64().context("HEAD has no version")?;
+    let mut verifier = Verifier::new(roots, Some(log), Signatures::Check);
+    verifier.checkpoint(&note);
+    let mut ahead: VecDeque<Original> = VecDeque::new();
+    let read = |version: u64| -> anyhow::Result<Option<(Vec<u8>, Vec<u8>)>> {
+        if ahead.is_empty() {
+            ahead = page(registry, version, head)?;
+        }
+        let next = ahead.pop_front().filter(|found| found.version == version);
+        Ok(next.map(|found| (found.record, found.payload)))
+    };
+    let tile = |tile: Tile| -> anyhow::Result<Option<Vec<u8>>> { tile_of(registry, tile) };
+    let mut progress = Progress::new(head + 1);
+    verifier.run(head, read, tile, |version| {
+        progress.at(version);
+        ControlFlow::Continue(())
+    })?;
+    Ok(Outcome { versions: verifier.next_version(), faults: verifier.finish(), but: "" })
+}
+
+/// The key that a node says is its log's.
+pub(crate) fn log_key(registry: &Registry) -> anyhow::Result<NoteKey> {
+    let line = registry.bytes("GET", "/registry/log-key", b"")?;
+    let key = std::str::from_utf8(&line).ok().and_then(|line| NoteKey::parse(line.trim()));
+    key.with_context(|| format!("the node at {} gives no log key", registry.address))
+}
+
+/// Hashes of a tile; one that has become full since stands for its partial self.
+pub(crate) fn tile_of(registry: &Registry, tile: Tile) -> anyhow::Result<Option<Vec<u8>>> {
+    for tile in [tile, Tile { width: TILE_WIDTH as u16, ..tile }] {
+        match registry.bytes("GET", &format!("/tile/{}", TilePath::Hashes(tile)), b"") {
+            Ok(hashes) => return Ok(Some(hashes)),
+            Err(error) if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 404) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+/// Records and payloads as they were hashed, made again from what the node shows.
+fn page(registry: &Registry, from: u64, head: u64) -> anyhow::Result<VecDeque<Original>> {
+    let limit = (head - from + 1).min(256);
+    let bytes = registry.bytes("GET", &format!("/registry/log?from={from}&limit={limit}"), b"")?;
+    // Read by the registry's own reader: another may round a number, and the hash would differ.
+    let json = Json::parse(&bytes).context("the log is no JSON")?;
+    let entries = json.member("entries").and_then(Json::list).context("the log has no entries")?;
+    entries.iter().map(Original::of).collect()
+}
+
+/// An entry in canonical form.
+pub(crate) struct Original {
+    pub(crate) version: u64,
+    pub(crate) record: Vec<u8>,
+    pub(crate) payload: Vec<u8>,
+}
+
+impl Original {
+    /// From what a node shows: the record's members, the payload and the hash.
+    pub(crate) fn of(entry: &Json<'_>) -> anyhow::Result<Original> {
+        let (mut record, mut payload) = (Vec::new(), Vec::new());
+        for (name, value) in entry.members().context("an entry is no object")? {
+            match name.as_ref() {
+                "payload" => payload = value.canonical().into_bytes(),
+                "hash" => {}
+                _ => record.push((name.clone(), value.clone())),
+            }
+        }
+        let version = entry.member("version").and_then(Json::whole).context("an entry has no version")?;
+        Ok(Original { version, record: Json::Object(record).canonical().into_bytes(), payload })
+    }
+}
+
+/// Of a pruned log, the export says all that is left.
+fn export_of(registry: &Registry, roots: &TrustRoots, log: NoteKey) -> anyhow::Result<Outcome> {
+    let asked = Asked {
+        method: "GET",
+        path: "/registry/export",
+        headers: &[],
+        body: b"",
+        silence_max: Duration::from_secs(60),
+    };
+    let response = registry.ask(&asked)?;
+    if response.status != 200 {
+        let status = response.status;
+        return Err(super::node::refused(status, &registry.whole(response)?).into());
+    }
+    let total = response.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    export(response.body, total, roots, Some(log))
+}
