@@ -15,6 +15,7 @@ mod proxy;
 mod reasons;
 mod registry;
 mod registry_service;
+mod registry_story;
 mod registry_witness;
 mod reload;
 mod soak;
