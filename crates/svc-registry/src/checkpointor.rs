@@ -8,7 +8,6 @@ use ron_kernel::task::TaskResult;
 use ron_log::tile::Tile;
 use ron_log::{B3, Checkpoint, Snapshot, Tree};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Least time between two checkpoints, however many entries there are; less if somebody waits for one.
@@ -96,8 +95,7 @@ pub(crate) fn make(shared: &Shared, follower: Option<Replay>) -> Result<(Signed,
     let state = replay.state.canonical();
     let state_b3 = B3::of(state.as_bytes());
     let snapshot = Snapshot { log, version: head.version, hash: head.hash, state_b3 }.sign(&shared.signing);
-    let base = shared.min_version.load(Ordering::Acquire).checked_sub(1);
-    let keep = |version: u64| Some(version) == before || Some(version) == base;
+    let keep = |version: u64| Some(version) == before;
     let (text, snapshot) = (note.to_string(), snapshot.to_string());
     let written = shared.store.note_writer().checkpoint(size, &text, Some((&snapshot, &state)), keep);
     written.map_err(|error: StoreError| RestoreError::Store(error))?;

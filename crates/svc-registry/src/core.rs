@@ -49,6 +49,15 @@ struct Batch {
     committed: Vec<HeadInfo>,
 }
 
+impl Batch {
+    /// A proposal is pending no more. What the batch itself would have kept of it is not written.
+    fn end(&mut self, id: B3, how: Option<(Gone, u64)>) {
+        self.changes.proposals.retain(|(proposal, _, _)| proposal.b3() != id);
+        self.changes.approvals.retain(|(of, _)| *of != id);
+        self.changes.ended.push((id, how));
+    }
+}
+
 #[derive(Debug)]
 struct Answer {
     asked: Instant,
@@ -74,7 +83,9 @@ impl Core {
         pending.restore_gone(reader.all_gone()?);
         shared.pending.store(pending.len(), Ordering::Relaxed);
         let core = Core { shared: shared.clone(), writer, state, tree, edge, last, pending };
-        if shared.head().version != core.state.head().version {
+        // What a failed flush left in the file may be gone after a power cut: nobody is shown it.
+        let durable = !matches!(shared.store.writable(), Err(StoreError::FlushFailed | StoreError::Stopped));
+        if durable && shared.head().version != core.state.head().version {
             shared.publish(core.view());
         }
         Ok(Some(core))
@@ -106,7 +117,7 @@ impl Core {
             self.trouble(&error);
             return Ok(());
         }
-        let now = now_millis().max(self.last.0.record().committed_at);
+        let now = now_millis();
         let mut checked = self.check(&claimed).into_iter();
         let mut batch = Batch::default();
         for job in claimed {
@@ -217,7 +228,7 @@ impl Core {
                     self.settled(batch, id)?;
                     return Err(Refusal::new(Reason::Expired, "it was committed and cannot be withdrawn"));
                 }
-                batch.changes.ended.push((id, Some((Gone::Withdrawn, now))));
+                batch.end(id, Some((Gone::Withdrawn, now)));
                 batch.changes.forgotten.extend(self.pending.note_gone(id));
                 Ok(Done::Withdrawn)
             }
@@ -274,7 +285,7 @@ impl Core {
             let done = self.append(batch, &waiting, now);
             self.count(&done);
             if done.is_ok() && self.pending.remove(id).is_some() {
-                batch.changes.ended.push((id, None));
+                batch.end(id, None);
             }
             return done.map(Done::Committed);
         }
@@ -369,7 +380,7 @@ impl Core {
         }
         let info = self.append(batch, &waiting, now)?;
         self.pending.remove(id);
-        batch.changes.ended.push((id, None));
+        batch.end(id, None);
         Ok(info)
     }
 
@@ -381,7 +392,9 @@ impl Core {
             ConflictRule::Touched
         };
         let proposal = &waiting.proposal;
-        let entry = self.state.commit(proposal, &waiting.approvals, now, rule)?;
+        // Times in the log never go back, whatever the clock does.
+        let committed_at = now.max(self.last.0.record().committed_at);
+        let entry = self.state.commit(proposal, &waiting.approvals, committed_at, rule)?;
         let before = self.state.apply(&entry, proposal.payload()).expect("the state made the entry");
         tiles::append(&mut self.tree, &mut self.edge, leaf_hash(entry.bytes()), &mut batch.changes.tiles);
         let info = info(&entry, proposal.payload());
@@ -426,7 +439,7 @@ impl Core {
     fn expire(&mut self, batch: &mut Batch, now: u64) {
         for id in self.pending.ended(now) {
             self.pending.remove(id);
-            batch.changes.ended.push((id, Some((Gone::Expired, now))));
+            batch.end(id, Some((Gone::Expired, now)));
             batch.changes.forgotten.extend(self.pending.note_gone(id));
         }
     }

@@ -109,6 +109,7 @@ impl Troubles {
 /// A page that is served again and again.
 #[derive(Debug)]
 pub(crate) struct Page {
+    pub(crate) version: u64,
     pub(crate) value: Value,
     pub(crate) json: Bytes,
     pub(crate) etag: String,
@@ -179,9 +180,14 @@ impl Shared {
 
     /// Shows readers a new state.
     pub(crate) fn publish(&self, view: View) {
-        let page = head_page(&view.head, self.checkpoint.load().as_deref());
         self.view.store(Arc::new(view));
-        self.head_page.store(Arc::new(page));
+        self.show_head();
+    }
+
+    /// Composes head's page anew. Whoever else changes a part of it meanwhile composes it again, or this does: what
+    /// stands there in the end has the newest of both.
+    fn show_head(&self) {
+        self.head_page.rcu(|_| head_page(&self.view.load().head, self.checkpoint.load().as_deref()));
     }
 
     /// Notes what was committed, for the streams.
@@ -205,7 +211,7 @@ impl Shared {
     /// Serves a checkpoint from now on.
     pub(crate) fn publish_checkpoint(&self, signed: Signed) {
         self.checkpoint.store(Some(Arc::new(signed)));
-        self.head_page.store(Arc::new(head_page(&self.view.load().head, self.checkpoint.load().as_deref())));
+        self.show_head();
         self.checkpointed.notify_waiters();
     }
 
@@ -270,7 +276,7 @@ fn head_page(head: &HeadInfo, checkpoint: Option<&Signed>) -> Page {
     let value = head_json(head, checkpoint);
     let json = Bytes::from(value.to_string());
     let etag = etag(&json);
-    Page { value, json, etag }
+    Page { version: head.version, value, json, etag }
 }
 
 /// A strong validator of a body.

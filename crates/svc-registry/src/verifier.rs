@@ -174,11 +174,13 @@ mod tests {
             registry.shared.store.note_writer().prune(1000).unwrap();
             let mut pass = Pass::begin(&registry.shared).unwrap();
             while !pass.slice(&registry.shared).unwrap() {}
-            registry.grow(10);
-            assert!(pass.slice(&registry.shared).unwrap());
+            // Over the next full tile.
+            registry.grow(300);
+            while !pass.slice(&registry.shared).unwrap() {}
+            whole_pass(&registry);
         }
         assert_eq!(registry.shared.damage(), None);
-        assert_eq!(registry.shared.verified.load(Ordering::Relaxed), 320);
+        assert_eq!(registry.shared.verified.load(Ordering::Relaxed), 900);
     }
 
     #[test]

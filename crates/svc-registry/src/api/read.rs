@@ -29,7 +29,7 @@ impl Api {
             let after = asked.query.number("after")?.unwrap_or(self.shared.head().version);
             let longer = async {
                 let mut committed = self.shared.committed.subscribe();
-                while self.shared.head().version <= after {
+                while self.shared.head_page.load().version <= after {
                     if matches!(committed.recv().await, Err(RecvError::Closed)) {
                         return;
                     }
@@ -141,15 +141,13 @@ impl Api {
         if at > self.shared.head().version {
             return Err(not_found("there is no such version yet"));
         }
-        if at + 1 < self.shared.min_version() {
-            return Ok(Err(self.pruned(at, asked)?));
-        }
         let shared = self.shared.clone();
         let state =
             tokio::task::spawn_blocking(move || shared.store.state_at(at, &shared.roots, &shared.log_key));
         match state.await {
             Ok(Ok(state)) => Ok(Ok((at, Items::of(&state)))),
             Ok(Err(RestoreError::Store(error))) => Err(unreadable(&error)),
+            Ok(Err(RestoreError::Pruned { .. })) => Ok(Err(self.pruned(at, asked)?)),
             Ok(Err(RestoreError::Damaged { version, what })) => {
                 self.shared.damaged(version, &what);
                 Err(Rejection::new(Reason::Storage, "the storage cannot be read now"))

@@ -198,3 +198,24 @@ fn a_job_whose_caller_gave_up_or_is_late_is_not_begun() {
     assert!(!late_claim.give_up(), "whoever gives up after the start knows that the outcome is open");
     assert!(registry.shared.store.reader().unwrap().proposals().unwrap().is_empty());
 }
+
+#[test]
+fn what_is_withdrawn_and_proposed_again_in_one_batch_is_pending_also_after_a_restart() {
+    let mut registry = fixture();
+    let proposal = put(0, "a", 1);
+    let id = proposal.b3();
+    registry.ask(propose(&proposal)).unwrap();
+    registry.ask(Ask::Approve { id, approval: approval(1, id) }).unwrap();
+    for reply in registry.batch(vec![Ask::Withdraw { id }, propose(&proposal)]) {
+        reply.unwrap();
+    }
+    let kept = |registry: &Fixture| registry.shared.store.reader().unwrap().proposal(id).unwrap();
+    let again = kept(&registry).expect("acknowledged, so it is kept");
+    assert!(again.approvals.is_empty(), "the approval went with the withdrawal");
+    assert_eq!(registry.shared.store.reader().unwrap().gone(id).unwrap(), None);
+    let asks = vec![Ask::Withdraw { id }, propose(&proposal), Ask::Withdraw { id }];
+    for reply in registry.batch(asks) {
+        reply.unwrap();
+    }
+    assert!(kept(&registry).is_none(), "what ended last has ended");
+}

@@ -28,6 +28,8 @@ pub struct Restored {
 pub enum RestoreError {
     #[error("version {version}: {what}")]
     Damaged { version: u64, what: String },
+    #[error("only versions from {min_version} on are kept")]
+    Pruned { min_version: u64 },
     #[error("{0}")]
     Store(#[from] StoreError),
 }
@@ -56,6 +58,11 @@ impl Store {
     /// The state after a version that is kept.
     pub fn state_at(&self, version: u64, roots: &TrustRoots, log: &NoteKey) -> Result<State, RestoreError> {
         let reader = self.reader()?;
+        // Asked of the same view that is read from: a pruning may go on meanwhile.
+        let min_version = reader.min_version()?;
+        if version.saturating_add(1) < min_version {
+            return Err(RestoreError::Pruned { min_version });
+        }
         let mut replay = Replay::before(&reader, version.saturating_add(1), roots, log)?;
         replay.run(&reader, version)?;
         Ok(replay.state)

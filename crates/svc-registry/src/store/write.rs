@@ -112,14 +112,19 @@ fn transact(
 }
 
 /// Reads a number of the table of single values and changes it.
+fn number(transaction: &WriteTransaction, key: &str) -> Result<u64, StoreError> {
+    let meta = transaction.open_table(META).map_err(StoreError::of)?;
+    let known = meta.get(key).map_err(StoreError::of)?.and_then(|value| value.value().try_into().ok());
+    Ok(known.map_or(0, u64::from_be_bytes))
+}
+
 fn change_number(
     transaction: &WriteTransaction,
     key: &str,
     change: impl Fn(u64) -> u64,
 ) -> Result<(), StoreError> {
+    let number = change(number(transaction, key)?);
     let mut meta = transaction.open_table(META).map_err(StoreError::of)?;
-    let known = meta.get(key).map_err(StoreError::of)?.and_then(|value| value.value().try_into().ok());
-    let number = change(known.map_or(0, u64::from_be_bytes));
     meta.insert(key, number.to_be_bytes().as_slice()).map_err(StoreError::of)?;
     Ok(())
 }
@@ -139,6 +144,8 @@ fn apply(transaction: &WriteTransaction, expected: Head, changes: &Changes) -> R
     if !changes.entries.is_empty() {
         append(transaction, changes)?;
     }
+    // First, for what has ended may be proposed again.
+    end_proposals(transaction, changes)?;
     if !changes.proposals.is_empty() {
         let mut proposals = transaction.open_table(PROPOSALS).map_err(StoreError::of)?;
         let mut gone = transaction.open_table(GONE).map_err(StoreError::of)?;
@@ -156,7 +163,7 @@ fn apply(transaction: &WriteTransaction, expected: Head, changes: &Changes) -> R
             approvals.insert(key.as_slice(), approval.canonical().as_bytes()).map_err(StoreError::of)?;
         }
     }
-    end_proposals(transaction, changes)
+    Ok(())
 }
 
 fn append(transaction: &WriteTransaction, changes: &Changes) -> Result<(), StoreError> {
@@ -220,7 +227,8 @@ impl NoteWriter {
         NoteWriter { store: store.clone() }
     }
 
-    /// A checkpoint, and with a new one the state it was made with. Of the older states those that `keep` names stay.
+    /// A checkpoint, and with a new one the state it was made with. Of the older states those that `keep` names stay,
+    /// and the one that a pruned log begins with.
     pub fn checkpoint(
         &self,
         size: u64,
@@ -233,8 +241,10 @@ impl NoteWriter {
             let mut checkpoints = transaction.open_table(CHECKPOINTS).map_err(StoreError::of)?;
             checkpoints.insert(size, note.as_bytes()).map_err(StoreError::of)?;
             let Some((note, state)) = snapshot else { return Ok(()) };
+            // Read here and not before: a pruning may have come in between.
+            let base = number(transaction, MIN_VERSION)?.checked_sub(1);
             let mut snapshots = transaction.open_table(SNAPSHOTS).map_err(StoreError::of)?;
-            snapshots.retain(|version, _| keep(version)).map_err(StoreError::of)?;
+            snapshots.retain(|version, _| keep(version) || Some(version) == base).map_err(StoreError::of)?;
             let row = (note.as_bytes(), state.as_bytes());
             snapshots.insert(size.saturating_sub(1), row).map_err(StoreError::of)?;
             Ok(())
