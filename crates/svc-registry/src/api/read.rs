@@ -181,9 +181,13 @@ impl Api {
     pub(super) async fn one_proposal(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
         let id = B3::parse(asked.part(0));
         let id = id.ok_or_else(|| malformed("an id is b3: and 64 lowercase hexadecimal digits"))?;
-        let signers = self.shared.view.load().signers.clone();
+        let (signers, head) = (self.shared.view.load().signers.clone(), self.shared.head().version);
         let found = self.shared.read("proposal", move |reader| {
             if let Some(version) = reader.committed(id)? {
+                // Written, and shown to nobody: its flush failed, or is not yet over.
+                if version > head {
+                    return Ok(Some(json!({"proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": "pending"})));
+                }
                 let hash = reader.entry(version)?.map(|record| entry_hash(&record).to_string());
                 let (id, hash) = (id.to_string(), hash.map_or(Value::Null, Value::from));
                 return Ok(Some(json!({"proposal_id": id, "payload_b3": id, "state": "committed", "version": version, "hash": hash})));

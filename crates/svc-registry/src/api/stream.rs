@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use http_body::{Body as HttpBody, Frame};
-use ron_kernel::http::{Body, BodyError};
+use ron_kernel::http::{Body, BodyError, WritePatience};
 use ron_kernel::problem::{Rejection, X_CORR_ID};
 use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
@@ -55,8 +55,15 @@ impl Api {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         headers.insert(X_CORR_ID, asked.corr.value().clone());
+        response.extensions_mut().insert(patience(&self.shared));
         Ok(response)
     }
+}
+
+/// A client that has stalled is to be told so when it takes something again, and not cut off before.
+pub(super) fn patience(shared: &Shared) -> WritePatience {
+    let settings = shared.settings.load();
+    WritePatience(settings.stream.stall.0 + settings.limits.write_timeout.0)
 }
 
 /// `<version>-<first 8 digits of the hash>`.

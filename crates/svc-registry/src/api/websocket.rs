@@ -62,6 +62,7 @@ pub(super) fn upgrade(
     response.headers_mut().insert(UPGRADE, HeaderValue::from_static("websocket"));
     response.headers_mut().insert(SEC_WEBSOCKET_ACCEPT, accept);
     response.headers_mut().insert(X_CORR_ID, asked.corr.value().clone());
+    response.extensions_mut().insert(super::stream::patience(shared));
     Ok(response)
 }
 

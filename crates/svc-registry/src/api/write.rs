@@ -3,7 +3,8 @@
 use super::answer::{self, malformed};
 use super::routes::COMMIT;
 use super::{Api, Asked};
-use crate::job::{Ask, Claim, Done, Job, Refusal};
+use crate::claim::Claim;
+use crate::job::{Ask, Done, Job, Refusal};
 use crate::shared::head_json;
 use crate::view::HeadInfo;
 use bytes::Bytes;
