@@ -3,6 +3,7 @@
 //! A target is a function that must not panic; several also check that two ways of reading agree.
 
 mod log;
+mod registry;
 
 use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
@@ -50,6 +51,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("log_proof", log::proof),
     ("log_export", log::export),
     ("log_verifier", log::verifier),
+    ("registry_cbor", registry::cbor),
 ];
 
 const LIMITS: HeadLimits = HeadLimits { headers_max: 20, bytes_max: 2048 };

@@ -119,7 +119,8 @@ async fn blocking(
 
 /// Reads the state from the store; none if that fails, and then it is tried again later.
 async fn restore(shared: &Arc<Shared>, why: &'static str) -> Option<Core> {
-    if shared.damage().is_some() {
+    // After a failed flush what is read may not be on the disk: nobody is shown it before a restart has decided.
+    if shared.damage().is_some() || shared.store.disk().flush_failed() {
         return None;
     }
     loop {
@@ -149,4 +150,35 @@ async fn restore(shared: &Arc<Shared>, why: &'static str) -> Option<Core> {
     }
     shared.troubles.set(Trouble::Lost, true);
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RegistrySettings;
+    use crate::fixture::{Fixture, put, roots};
+    use crate::job::Done;
+    use crate::store::{Disk, Faulty, Store};
+
+    #[tokio::test]
+    async fn what_a_failed_flush_left_open_is_shown_to_nobody() {
+        let media = Faulty::default();
+        let store = Store::over(Disk::over(media.clone()), &roots()).unwrap();
+        let mut registry = Fixture::over(store, RegistrySettings::default());
+        let Ok(Done::Committed(head)) = registry.commit(&put(0, "a", 1)) else { panic!("committed") };
+        media.fail_flushes(true);
+        let open = registry.commit(&put(1, "b", 2)).unwrap_err();
+        assert_eq!(open.reason, Reason::CommitUnknown);
+        media.fail_flushes(false);
+        let refused = registry.commit(&put(1, "c", 3)).unwrap_err();
+        assert_eq!(refused.reason, Reason::Storage, "nothing was begun");
+        let Fixture { shared, core, .. } = registry;
+        drop(core);
+        assert!(restore(&shared, "storage").await.is_none());
+        assert_eq!(shared.head(), head);
+        shared.service.ready();
+        let health = shared.service.kernel().health();
+        let write = health.readiness(Some("registry"), ron_kernel::health::Scope::Write).unwrap();
+        assert!(write.missing.contains(&"registry.storage_stopped".to_owned()), "{:?}", write.missing);
+    }
 }

@@ -1,11 +1,11 @@
 //! What is asked of the Committer, and what it answers.
 
+use crate::claim::Claim;
 use crate::view::HeadInfo;
 use ron_kernel::reason::Reason;
 use ron_log::{Approval, B3, Proposal};
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
 use tokio::sync::oneshot;
 
@@ -87,25 +87,5 @@ fn reason_of(reason: ron_log::Reason) -> Reason {
         ron_log::Reason::QuorumFailed => Reason::QuorumFailed,
         ron_log::Reason::PolicyChanged => Reason::PolicyChanged,
         ron_log::Reason::Expired => Reason::Expired,
-    }
-}
-
-const WAITING: u8 = 0;
-const TAKEN: u8 = 1;
-const GIVEN_UP: u8 = 2;
-
-/// Settles whether a job was begun or its caller gave up first, so that "it was not done" is never a guess.
-#[derive(Debug, Default)]
-pub(crate) struct Claim(AtomicU8);
-
-impl Claim {
-    /// The Committer begins; false if the caller has given up.
-    pub(crate) fn take(&self) -> bool {
-        self.0.compare_exchange(WAITING, TAKEN, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-
-    /// The caller gives up; false if the Committer has begun, so that the outcome is open.
-    pub(crate) fn give_up(&self) -> bool {
-        self.0.compare_exchange(WAITING, GIVEN_UP, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 }

@@ -7,6 +7,7 @@
 mod api;
 pub mod cbor;
 mod checkpointor;
+pub mod claim;
 mod committer;
 pub mod config;
 mod core;
@@ -24,5 +25,10 @@ pub mod tiles;
 mod verifier;
 mod view;
 mod witness;
+
+/// What [`claim`] takes from the platform; the loom build has its own copy of this module.
+mod platform {
+    pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
+}
 
 pub use registry::{BuildError, CHANNELS, Identity, LOCKS, Registry, TASKS};

@@ -14,6 +14,8 @@ mod write;
 pub use disk::Disk;
 pub use read::{Gone, Kept, Reader};
 pub use restore::{Replay, RestoreError, Restored, good_snapshot};
+#[cfg(test)]
+pub(crate) use tests::Faulty;
 pub use write::{Changes, LogWriter, NoteWriter};
 
 use arc_swap::ArcSwapOption;
@@ -21,7 +23,7 @@ use redb::{Database, ReadableDatabase as _, TableDefinition};
 use ron_log::{Head, TrustRoots};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Bytes of pages kept in memory.
@@ -124,6 +126,8 @@ struct Inner {
     opened: ArcSwapOption<Opened>,
     /// Somebody has the writer of the log.
     writer_taken: AtomicBool,
+    /// Bytes of the write that found no room: until there is as much, the disk counts as full.
+    short_of: AtomicU64,
     /// Until when writes are held up: what an operator may do to see a slow disk.
     stalled_until: ArcSwapOption<Instant>,
 }
@@ -156,7 +160,7 @@ impl Store {
         Store::over(Disk::memory(), roots)
     }
 
-    fn over(disk: Disk, roots: &TrustRoots) -> Result<Store, OpenError> {
+    pub(crate) fn over(disk: Disk, roots: &TrustRoots) -> Result<Store, OpenError> {
         let opened = Opened::new(&disk)?;
         let (given, canonical) = (roots.b3(), roots.canonical());
         let known = write::prepare(&opened.database, &canonical, roots)?;
@@ -167,6 +171,7 @@ impl Store {
             disk,
             opened: ArcSwapOption::from_pointee(opened),
             writer_taken: AtomicBool::new(false),
+            short_of: AtomicU64::new(0),
             stalled_until: ArcSwapOption::empty(),
         };
         Ok(Store { inner: Arc::new(inner) })
@@ -199,7 +204,9 @@ impl Store {
 
     /// Whether a write can be tried; after a full disk the store is opened anew once there is room.
     pub fn writable(&self) -> Result<(), StoreError> {
-        self.room_for(0)
+        self.room_for(self.inner.short_of.load(Ordering::Relaxed))?;
+        self.inner.short_of.store(0, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Changes a byte of an entry's record, as a failing disk does.
@@ -219,6 +226,7 @@ impl Store {
             return Err(StoreError::Stopped);
         }
         if !disk.has_room(RESERVE.saturating_add(bytes.saturating_mul(4))) {
+            self.inner.short_of.fetch_max(bytes, Ordering::Relaxed);
             return Err(StoreError::Full);
         }
         if disk.is_full() {

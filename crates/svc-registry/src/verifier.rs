@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 /// A slice of work, and the rest after it.
 const SLICE: Duration = Duration::from_millis(25);
 const REST: Duration = Duration::from_millis(100);
+/// The rest while commits come in: they need the cores more.
+const REST_BUSY: Duration = Duration::from_millis(500);
 /// How long after a whole pass the next begins.
 const AGAIN: Duration = Duration::from_secs(3600);
 
@@ -29,6 +31,7 @@ pub(crate) enum Stop {
 pub(crate) async fn verify(shared: Arc<Shared>) -> TaskResult {
     let mut committed = shared.committed.subscribe();
     let mut pass: Option<Pass> = None;
+    let mut head = shared.head().version;
     loop {
         let (working, held) = (shared.clone(), pass.take());
         let done = tokio::task::spawn_blocking(move || {
@@ -42,7 +45,8 @@ pub(crate) async fn verify(shared: Arc<Shared>) -> TaskResult {
         let rest = match done.await {
             Ok(Ok((held, caught_up))) => {
                 pass = Some(held);
-                if caught_up { None } else { Some(REST) }
+                let busy = std::mem::replace(&mut head, shared.head().version) != head;
+                if caught_up && !busy { None } else { Some(if busy { REST_BUSY } else { REST }) }
             }
             Ok(Err(Stop::Overtaken)) => Some(REST),
             Ok(Err(Stop::Store(error))) => {

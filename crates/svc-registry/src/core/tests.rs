@@ -184,6 +184,30 @@ fn nobody_is_answered_before_it_is_durable_and_pending_ones_survive_too() {
 }
 
 #[test]
+fn a_full_disk_is_told_to_readiness_until_there_is_room_again() {
+    let media = crate::store::Faulty::default();
+    let store = crate::store::Store::over(crate::store::Disk::over(media.clone()), &roots()).unwrap();
+    let mut registry = Fixture::over(store, RegistrySettings::default());
+    registry.shared.service.ready();
+    let missing = |registry: &Fixture| {
+        let health = registry.shared.service.kernel().health();
+        health.readiness(Some("registry"), ron_kernel::health::Scope::Write).unwrap().missing
+    };
+    media.fill(true);
+    assert_eq!(reason(registry.commit(&put(0, "a", 1))), Reason::Storage);
+    assert_eq!(missing(&registry), ["registry.storage_full"]);
+    media.fill(false);
+    let Fixture { shared, core, committed } = registry;
+    drop(core);
+    // What was not written is forgotten, and the state read anew.
+    let core = Core::restore(&shared).unwrap().unwrap();
+    let mut registry = Fixture { shared, committed, core };
+    registry.core.tick().unwrap();
+    assert!(missing(&registry).is_empty());
+    assert!(registry.commit(&put(0, "a", 2)).is_ok());
+}
+
+#[test]
 fn a_job_whose_caller_gave_up_or_is_late_is_not_begun() {
     let mut registry = fixture();
     let proposal = put(0, "a", 1);

@@ -50,7 +50,7 @@ impl Disk {
     }
 
     /// Any medium; tests give one that fails on request.
-    pub(super) fn over(medium: impl StorageBackend) -> Disk {
+    pub(crate) fn over(medium: impl StorageBackend) -> Disk {
         Disk { medium: Arc::new(medium), path: None, health: Arc::default(), fsync: true }
     }
 

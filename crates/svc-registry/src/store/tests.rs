@@ -1,17 +1,17 @@
 //! The store on a medium that fails on request: torn writes, failed flushes, a full disk, flipped bits.
 
 use super::*;
-use ed25519_dalek::SigningKey;
+use crate::fixture::{key, log_key, roots};
 use redb::StorageBackend;
 use ron_log::tree::leaf_hash;
-use ron_log::{Approval, ConflictRule, NoteKey, Op, Payload, Proposal, Signer, SignerSet, State, Tree};
+use ron_log::{Approval, ConflictRule, Op, Payload, Proposal, State, Tree};
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
 use std::sync::Mutex;
 
 /// Memory that remembers what was flushed.
 #[derive(Debug, Clone, Default)]
-struct Faulty(Arc<Mutex<Media>>);
+pub(crate) struct Faulty(Arc<Mutex<Media>>);
 
 #[derive(Debug, Default)]
 struct Media {
@@ -24,6 +24,14 @@ struct Media {
 }
 
 impl Faulty {
+    pub(crate) fn fill(&self, full: bool) {
+        self.set(|media| media.full = full);
+    }
+
+    pub(crate) fn fail_flushes(&self, fail: bool) {
+        self.set(|media| media.flush_fails = fail);
+    }
+
     fn set(&self, change: impl FnOnce(&mut Media)) {
         change(&mut self.0.lock().unwrap());
     }
@@ -86,28 +94,6 @@ impl StorageBackend for Faulty {
         media.bytes[range].copy_from_slice(data);
         Ok(())
     }
-}
-
-fn key(seed: u8) -> SigningKey {
-    SigningKey::from_bytes(&[seed; 32])
-}
-
-fn roots() -> TrustRoots {
-    let signer = |seed: u8| {
-        let public = ron_log::key::PublicKey::Ed25519(key(seed).verifying_key());
-        Signer {
-            id: format!("s{seed}"),
-            keys: vec![public],
-            roles: vec![ron_log::Role::Approve],
-            not_after: None,
-        }
-    };
-    let signers = SignerSet::new(2, false, (1..=3).map(signer).collect()).unwrap();
-    TrustRoots { log: "test.example/log".into(), signers }
-}
-
-fn log_key() -> NoteKey {
-    NoteKey::ed25519(&roots().log, key(9).verifying_key())
 }
 
 /// A log that grows by one entry at a time.
