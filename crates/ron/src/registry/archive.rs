@@ -83,7 +83,7 @@ pub(crate) fn import(
     let total = input.metadata()?.len();
     let outcome = verify::export(input, total, &roots, log)?;
     if !outcome.is_good() {
-        verify::said(&outcome)?;
+        verify::said(&outcome, false)?;
         anyhow::bail!("{} is not good, nothing was imported", file.display());
     }
     let unfinished = dir.with_added_extension("importing");

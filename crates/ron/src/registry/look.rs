@@ -6,7 +6,7 @@ use crate::http1::Asked;
 use crate::table::{aligned, list, pairs, row, text};
 use anyhow::Context as _;
 use serde_json::Value;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -294,7 +294,9 @@ fn stream(registry: &Registry, last: &mut Option<String>) -> anyhow::Result<()> 
 fn took(registry: &Registry, event: &str, data: &str) -> anyhow::Result<()> {
     let value: Value = serde_json::from_str(data).context("an event is no JSON")?;
     match event {
-        "registry.update" => print(&update(registry, &value)).map(|_| ()),
+        // Nobody reads on, so there is nothing to watch for.
+        "registry.update" => writeln!(std::io::stdout(), "{}", update(registry, &value))
+            .map_err(|error| Final(format!("cannot print: {error}")).into()),
         "registry.lagged" => {
             let (from, to) = (&value["from"], &value["to"]);
             eprintln!("ron: too slow for versions {from} to {to}; `ron registry log --from {from}` has them");

@@ -7,6 +7,8 @@ const BAR: usize = 30;
 
 pub(crate) struct Progress {
     total: u64,
+    /// What is counted.
+    of: &'static str,
     begun: Instant,
     told: Instant,
     every: Duration,
@@ -14,11 +16,11 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    pub(crate) fn new(total: u64) -> Progress {
+    pub(crate) fn new(total: u64, of: &'static str) -> Progress {
         let terminal = std::io::stderr().is_terminal();
         let every = if terminal { Duration::from_millis(100) } else { Duration::from_secs(5) };
         let now = Instant::now();
-        Progress { total, begun: now, told: now, every, terminal }
+        Progress { total, of, begun: now, told: now, every, terminal }
     }
 
     /// So many of the total are done.
@@ -29,7 +31,7 @@ impl Progress {
         self.told = Instant::now();
         let (done, total) = (done.min(self.total), self.total.max(1));
         let rate = done as f64 / self.begun.elapsed().as_secs_f64();
-        let line = format!("{:3} % of {total} entries, {rate:.0} per second", done * 100 / total);
+        let line = format!("{:3} % of {total} {}, {rate:.0} per second", done * 100 / total, self.of);
         if self.terminal {
             let full = (done * BAR as u64 / total) as usize;
             eprint!("\r[{}{}] {line} ", "#".repeat(full), " ".repeat(BAR - full));

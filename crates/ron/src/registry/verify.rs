@@ -15,6 +15,7 @@ use ron_log::proof::ProofFile;
 use ron_log::tile::{TILE_WIDTH, Tile, TilePath};
 use ron_log::verify::Signatures;
 use ron_log::{Fault, NoteKey, TrustRoots, Verifier};
+use serde_json::json;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Read;
@@ -48,24 +49,25 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
+    let json = options.target.json;
     let live = options.dir.is_none() && options.export.is_none() && options.proof.is_none();
     let roots = roots(options, live)?;
     let log = options.log_key.as_deref().map(|text| note_key(&roots, text)).transpose()?;
     if let Some(file) = &options.export {
         let input = File::open(file).with_context(|| format!("{} cannot be read", file.display()))?;
         let total = input.metadata()?.len();
-        return said(&export(input, total, &roots, log)?);
+        return said(&export(input, total, &roots, log)?, json);
     }
     if let Some(file) = &options.proof {
         let log = log.ok_or_else(|| {
             Usage("--proof needs --log-key: the log's own key is what makes it one".to_owned())
         })?;
-        return proof(file, &roots, &log);
+        return proof(file, &roots, &log, json);
     }
     if let Some(dir) = &options.dir {
-        return said(&folder(dir, roots, log)?);
+        return said(&folder(dir, roots, log)?, json);
     }
-    said(&node(&Registry::find(&options.target)?, roots, log)?)
+    said(&node(&Registry::find(&options.target)?, roots, log)?, json)
 }
 
 /// The roots that were named, those of the node, or those that lie here.
@@ -111,7 +113,14 @@ impl Outcome {
 }
 
 /// One line if all is well, else one for each fault.
-pub(crate) fn said(outcome: &Outcome) -> anyhow::Result<ExitCode> {
+pub(crate) fn said(outcome: &Outcome, json: bool) -> anyhow::Result<ExitCode> {
+    if json {
+        let fault = |fault: &Fault| json!({"version": fault.version, "what": fault.kind.to_string()});
+        let faults: Vec<_> = outcome.faults.iter().map(fault).collect();
+        let good = outcome.is_good();
+        print(&json!({"good": good, "entries": outcome.versions, "faults": faults}).to_string())?;
+        return Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
     if outcome.is_good() {
         return print(&format!("good: {} entries, whole and approved{}", outcome.versions, outcome.but));
     }
@@ -129,8 +138,7 @@ pub(crate) fn export(
     log: Option<NoteKey>,
 ) -> anyhow::Result<Outcome> {
     let mut verifier = ExportVerifier::new(roots.b3(), log, Signatures::Check);
-    // The number of entries is not known beforehand; the bytes stand for them.
-    let (mut piece, mut read, mut progress) = (vec![0; 256 << 10], 0, Progress::new(total));
+    let (mut piece, mut read, mut progress) = (vec![0; 256 << 10], 0, Progress::new(total, "bytes"));
     loop {
         match input.read(&mut piece).context("the export cannot be read")? {
             0 => break,
@@ -145,13 +153,20 @@ pub(crate) fn export(
     Ok(Outcome { versions, faults: verifier.finish(), but: "" })
 }
 
-fn proof(file: &Path, roots: &TrustRoots, log: &NoteKey) -> anyhow::Result<ExitCode> {
+fn proof(file: &Path, roots: &TrustRoots, log: &NoteKey, json: bool) -> anyhow::Result<ExitCode> {
     let bytes = std::fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
     let checked = ProofFile::parse(&bytes).and_then(|proof| {
         let version = proof.subject.entry.record().version;
         proof.verify(roots, log, &[], 0).map(|checkpoint| (version, checkpoint))
     });
     match checked {
+        Ok((version, checkpoint)) if json => {
+            print(&json!({"good": true, "version": version, "size": checkpoint.size}).to_string())
+        }
+        Err(error) if json => {
+            print(&json!({"good": false, "what": error.to_string()}).to_string())?;
+            Ok(ExitCode::FAILURE)
+        }
         Ok((version, checkpoint)) => {
             print(&format!("good: version {version} is in {} at size {}", checkpoint.origin, checkpoint.size))
         }
@@ -191,7 +206,7 @@ fn folder(dir: &Path, roots: TrustRoots, log: Option<NoteKey>) -> anyhow::Result
     } else {
         ", but its checkpoints were not checked: give --log-key ed25519:…"
     };
-    let mut progress = Progress::new(head + 1);
+    let mut progress = Progress::new(head + 1, "entries");
     verifier.run(
         head,
         |version| reader.pair(version),
@@ -246,7 +261,7 @@ fn node(registry: &Registry, roots: TrustRoots, log: Option<NoteKey>) -> anyhow:
         Ok(next.map(|found| (found.record, found.payload)))
     };
     let tile = |tile: Tile| -> anyhow::Result<Option<Vec<u8>>> { tile_of(registry, tile) };
-    let mut progress = Progress::new(head + 1);
+    let mut progress = Progress::new(head + 1, "entries");
     verifier.run(head, read, tile, |version| {
         progress.at(version);
         ControlFlow::Continue(())

@@ -271,6 +271,9 @@ fn what_was_changed_afterwards_is_found_and_two_histories_are_shown() {
     edit("registry/registry.redb", "an unmistakable", "an unmistaXable");
     let (code, out, error) = run(&dir, &verify);
     assert!(code == 1 && out.contains("version 1: the payload is not the one"), "{out} {error}");
+    let (code, out, _) = run(&dir, &[&verify[..], &["--json"]].concat());
+    let said: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &said["good"], &said["faults"][0]["version"]), (1, &false.into(), &1.into()), "{out}");
     edit("x.export", "an unmistakable", "an unmistaXable");
     let (code, out, error) =
         run(&dir, &["registry", "import", "x.export", "--dir", "again", "--trust-roots", "roots.json"]);
