@@ -26,7 +26,7 @@ pub(crate) enum Command {
     },
     /// Start the named services only.
     Run {
-        /// Which services: gateway, registry.
+        /// Which services: gateway, edge, registry.
         #[arg(required = true, value_name = "SERVICE")]
         services: Vec<String>,
         #[command(flatten)]

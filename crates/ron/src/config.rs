@@ -1,10 +1,11 @@
-//! The whole file: `[node] [log] [admin] [gateway] [registry]`.
+//! The whole file: `[node] [log] [admin] [gateway] [edge] [registry]`.
 
 use ron_kernel::config::{Problems, Sources, Validate};
 use ron_kernel::node::{AdminSettings, DataDir, NodeSettings};
 use ron_kernel::observe::LogSettings;
 use ron_kernel::settings;
 use std::path::Path;
+use svc_edge::config::EdgeSettings;
 use svc_gateway::config::GatewaySettings;
 use svc_registry::config::RegistrySettings;
 
@@ -19,6 +20,8 @@ settings! {
         admin: AdminSettings = AdminSettings::default() => Hot;
         /// The gateway.
         gateway: GatewaySettings = GatewaySettings::default() => Hot;
+        /// The asset edge.
+        edge: EdgeSettings = EdgeSettings::default() => Hot;
         /// The registry.
         registry: RegistrySettings = RegistrySettings::default() => Hot;
     }
@@ -34,6 +37,9 @@ impl Validate for Config {
             tls.check(data.path(), "registry.tls", problems);
         }
         self.gateway.validate_files(data.path(), problems);
+        if let Some(tls) = &self.edge.tls {
+            tls.check(data.path(), "edge.tls", problems);
+        }
         let log = &self.gateway.access_log;
         let folder = data.join(&log.file).parent().map(Path::to_owned).unwrap_or_default();
         if log.enabled && !log.file.is_empty() && file.is_some() && !folder.is_dir() {
@@ -48,9 +54,11 @@ impl Validate for Config {
         self.admin.validate(&self.node, problems);
         self.gateway.validate(problems);
         self.registry.validate(self.node.danger_ok, self.node.amnesia, problems);
+        self.edge.validate(self.node.amnesia, problems);
         let listeners = [
             ("admin.listen", self.admin.listen),
             ("gateway.listen", self.gateway.listen),
+            ("edge.listen", self.edge.listen),
             ("registry.listen", self.registry.listen),
         ];
         for (index, (key, address)) in listeners.iter().enumerate() {
@@ -77,6 +85,8 @@ impl Validate for Config {
 
 /// What keys were called in the design documents, and what they are called here.
 const RENAMED: &[(&str, &str)] = &[
+    ("edge.drain_deadline", "node.drain_deadline"),
+    ("edge.ingress.timeout_secs", "edge.ingress.timeout"),
     ("gateway.drain_deadline", "node.drain_deadline"),
     ("registry.drain_deadline", "node.drain_deadline"),
     ("registry.storage.checkpoint_interval", "registry.checkpoint.interval"),

@@ -12,17 +12,19 @@ use ron_kernel::key::{PrivateKey, PublicKey, check_private, write_private};
 use ron_kernel::node::{DataDir, OnFatal};
 use ron_kernel::observe::Logs;
 use ron_kernel::process::{self, Reloader};
+use ron_kernel::token::Verifier;
 use serde_json::{Map, Value, json};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
+use svc_edge::Edge;
 use svc_gateway::Gateway;
 use svc_registry::{Identity, Registry};
 
 /// The services there are.
-pub const SERVICES: [&str; 2] = ["gateway", "registry"];
+pub const SERVICES: [&str; 3] = ["gateway", "edge", "registry"];
 
 const VERSION: Version = Version {
     name: "ron",
@@ -112,6 +114,13 @@ impl Node {
             service.ready();
         }
         let gateway = if running { Some(start_gateway(&kernel, &config, &data, &observed)?) } else { None };
+        let edge = if runs("edge", config.edge.enabled) {
+            let (service, amnesia) = (kernel.service("edge"), config.node.amnesia);
+            let verifier = Verifier::new(&token_keys(&config, &key));
+            Some(Arc::new(Edge::build(&service, &config.edge, &data, amnesia, verifier)?))
+        } else {
+            None
+        };
         let registry = if runs("registry", config.registry.enabled) {
             let make_roots = matches!(which, Which::Enabled) || config.node.amnesia;
             let (key, amnesia) = (key.clone(), config.node.amnesia);
@@ -121,7 +130,7 @@ impl Node {
         } else {
             None
         };
-        let services = Services { gateway, registry, key: key.clone() };
+        let services = Services { gateway, edge, registry, key: key.clone() };
         let (reloader, store) = reloader(&own, sources, loaded, services.clone(), observed);
         let bound = bind_tcp(config.admin.listen).context("admin")?;
         let mut addresses = json!({"pid": std::process::id(), "admin": bound.address()});
@@ -138,6 +147,10 @@ impl Node {
         if let Some(gateway) = &services.gateway {
             addresses["gateway"] = listed(gateway.addresses());
             gateway.ready();
+        }
+        if let Some(edge) = &services.edge {
+            addresses["edge"] = listed(edge.addresses());
+            edge.ready();
         }
         if let Some(registry) = &services.registry {
             addresses["registry"] = listed(registry.addresses());
@@ -195,6 +208,7 @@ fn start_gateway(
 #[derive(Clone)]
 struct Services {
     gateway: Option<Arc<Gateway>>,
+    edge: Option<Arc<Edge>>,
     registry: Option<Arc<Registry>>,
     key: PrivateKey,
 }
@@ -211,6 +225,10 @@ impl Services {
         if let Some(gateway) = &self.gateway {
             let swap = gateway.prepare(&config.gateway);
             swaps.push(swap.map_err(|error| failed("gateway", error.to_string()))?);
+        }
+        if let Some(edge) = &self.edge {
+            let swap = edge.prepare(&config.edge, Verifier::new(&token_keys(config, &self.key)));
+            swaps.push(swap.map_err(|error| failed("edge", error.to_string()))?);
         }
         if let Some(registry) = &self.registry {
             let swap = registry.prepare(&config.registry, &token_keys(config, &self.key));
@@ -271,7 +289,8 @@ fn reloader(
         let current = watching.current();
         let data = data_dir(&current);
         let files = current.value.gateway.files(data.path());
-        let files = files.into_iter().chain(current.value.registry.files(data.path()));
+        let files = files.into_iter().chain(current.value.edge.files(data.path()));
+        let files = files.chain(current.value.registry.files(data.path()));
         current.file.iter().cloned().chain(files).collect()
     };
     (Reloader::new(own, move || reloading.reload(), files), store)
@@ -365,6 +384,9 @@ fn greet(addresses: &Value, demo: bool, data: &DataDir) {
         if demo {
             tries += &format!("  curl http://{gateway}/hello\n");
         }
+    }
+    if let Some(edge) = addresses["edge"]["http"].as_str() {
+        text += &format!("  edge     http://{edge}\n");
     }
     if let Some(registry) = addresses["registry"]["http"].as_str() {
         text += &format!("  registry http://{registry}\n");

@@ -77,8 +77,6 @@ pub enum CasError {
     Amnesia,
     #[error("a condition is not met")]
     Precondition,
-    #[error("there is nothing of that name")]
-    NotFound,
     #[error("{0}")]
     Io(String),
 }

@@ -21,7 +21,11 @@ fn check(name: &str, text: &str) {
 /// Every service there is.
 fn whole_node() -> ron_testkit::Node {
     let dir = tempfile::tempdir().unwrap();
-    let text = crate::config("http://127.0.0.1:1", "", "[registry]\nlisten = \"127.0.0.1:0\"\n");
+    let text = crate::config(
+        "http://127.0.0.1:1",
+        "",
+        "[edge]\nlisten = \"127.0.0.1:0\"\n[registry]\nlisten = \"127.0.0.1:0\"\n",
+    );
     std::fs::write(dir.path().join("ron.toml"), text).unwrap();
     ron_testkit::Node::spawn(dir, &["up", "--config", "ron.toml"], &[])
 }
@@ -67,7 +71,12 @@ fn the_operating_page_is_current_and_names_only_metrics_and_keys_that_exist() {
 
 /// The design documents' channel tables, as ruled; a service's rows are compared once it exists.
 /// `access_log` is not among theirs: it came with the log itself.
-const CHANNELS: [(&str, &str, &str, usize, &str); 13] = [
+/// Nor is the edge's `changes`, by which its one writer is told; its `work` comes with live fill.
+const CHANNELS: [(&str, &str, &str, usize, &str); 17] = [
+    ("edge", "changes", "mpsc", 512, "reject_new"),
+    ("edge", "events", "broadcast", 1024, "lossy_broadcast"),
+    ("edge", "shutdown", "watch", 1, "latest"),
+    ("edge", "config", "watch", 1, "latest"),
     ("gateway", "work", "fair", 512, "reject_new"),
     ("gateway", "sched", "mpsc", 512, "reject_new"),
     ("gateway", "access_log", "mpsc", 4096, "reject_new"),

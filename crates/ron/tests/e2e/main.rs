@@ -6,6 +6,7 @@ mod admin;
 mod blame;
 mod commands;
 mod documents;
+mod edge;
 mod fairness;
 mod http2;
 mod lifecycle;

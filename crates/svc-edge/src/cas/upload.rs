@@ -62,6 +62,16 @@ pub enum ArrivedBytes {
     Memory(Bytes),
 }
 
+impl Arrived {
+    /// All of its bytes, for one that is known to be small.
+    pub fn read(&self) -> io::Result<Bytes> {
+        match &self.bytes {
+            ArrivedBytes::Disk { file, .. } => std::fs::read(&file.path).map(Bytes::from),
+            ArrivedBytes::Memory(bytes) => Ok(bytes.clone()),
+        }
+    }
+}
+
 impl Upload {
     /// Into a temporary file of this folder.
     pub fn to_disk(folder: &Path) -> io::Result<Upload> {
