@@ -93,6 +93,13 @@ fn advice(reason: Reason) -> &'static str {
         Reason::NoUpstream => "look at the servers that fail their `health` checks",
         Reason::Shed => "more capacity, or longer deadlines",
         Reason::Deadline => "the route's `timeout`, or a faster upstream",
+        _ => registry_advice(reason),
+    }
+}
+
+/// The same for what only the registry refuses, or with the edge.
+fn registry_advice(reason: Reason) -> &'static str {
+    match reason {
         Reason::ChainMismatch => "registry: look at the items anew and propose again",
         Reason::DuplicateApproval => {
             "registry: the first approval stands; withdraw the proposal to begin anew"

@@ -140,22 +140,7 @@ impl Node {
         Server::new(&own, handler, admin::limits()).listen(bound, None);
         process::start(&own, &reloader);
         own.ready();
-        let listed = |of: &[(&'static str, String)]| {
-            let of = of.iter().map(|(scheme, address)| ((*scheme).to_owned(), json!(address)));
-            Value::Object(of.collect::<Map<_, _>>())
-        };
-        if let Some(gateway) = &services.gateway {
-            addresses["gateway"] = listed(gateway.addresses());
-            gateway.ready();
-        }
-        if let Some(edge) = &services.edge {
-            addresses["edge"] = listed(edge.addresses());
-            edge.ready();
-        }
-        if let Some(registry) = &services.registry {
-            addresses["registry"] = listed(registry.addresses());
-            registry.ready();
-        }
+        services.ready(&mut addresses);
         announce(&config, &data, &addresses, &token)?;
         tracing::info!(node = %key.public(), addresses = addresses.to_string(), "ready");
         Ok(Node { kernel, addresses, token, store, data, demo, _lock: lock })
@@ -214,6 +199,26 @@ struct Services {
 }
 
 impl Services {
+    /// Says that each is ready, and where it listens.
+    fn ready(&self, addresses: &mut Value) {
+        let listed = |of: &[(&'static str, String)]| {
+            let of = of.iter().map(|(scheme, address)| ((*scheme).to_owned(), json!(address)));
+            Value::Object(of.collect::<Map<_, _>>())
+        };
+        if let Some(gateway) = &self.gateway {
+            addresses["gateway"] = listed(gateway.addresses());
+            gateway.ready();
+        }
+        if let Some(edge) = &self.edge {
+            addresses["edge"] = listed(edge.addresses());
+            edge.ready();
+        }
+        if let Some(registry) = &self.registry {
+            addresses["registry"] = listed(registry.addresses());
+            registry.ready();
+        }
+    }
+
     /// Has each service read what the new configuration needs.
     fn prepare(&self, newer: &Loaded<Config>) -> Result<Vec<Prepared>, Problems> {
         let (config, mut swaps) = (&newer.value, Vec::new());
