@@ -155,6 +155,7 @@ pub struct ExportVerifier {
     reader: ExportReader,
     roots_b3: B3,
     given: Option<NoteKey>,
+    witnesses: (Vec<NoteKey>, u64),
     signatures: Signatures,
     verifier: Option<Verifier>,
     roots: Option<TrustRoots>,
@@ -173,6 +174,7 @@ impl ExportVerifier {
             reader: ExportReader::default(),
             roots_b3,
             given: log,
+            witnesses: (Vec::new(), 0),
             signatures,
             verifier: None,
             roots: None,
@@ -181,6 +183,13 @@ impl ExportVerifier {
             broken: false,
             faults: Vec::new(),
         }
+    }
+
+    /// Also checks cosignatures, as [`Verifier::witnessed_by`] says.
+    #[must_use]
+    pub fn witnessed_by(mut self, witnesses: Vec<NoteKey>, quorum: u64) -> Self {
+        self.witnesses = (witnesses, quorum);
+        self
     }
 
     pub fn push(&mut self, bytes: &[u8]) {
@@ -282,7 +291,9 @@ impl ExportVerifier {
                 if self.given.as_ref().is_some_and(|given| *given != key) {
                     return Err(ExportError("its log key is not the one given"));
                 }
-                self.verifier = Some(Verifier::new(roots, Some(key), self.signatures));
+                let (witnesses, quorum) = std::mem::take(&mut self.witnesses);
+                let verifier = Verifier::new(roots, Some(key), self.signatures);
+                self.verifier = Some(verifier.witnessed_by(witnesses, quorum));
             }
             _ => return Err(ExportError("a frame stands where another must")),
         }

@@ -8,7 +8,7 @@ mod fault;
 pub use fault::{Fault, FaultKind};
 
 use crate::approval::{ApprovalError, CheckedApproval};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, cosignatures};
 use crate::entry::{EntryRecord, entry_hash};
 use crate::hash::B3;
 use crate::note::{Note, NoteError, NoteKey};
@@ -35,6 +35,10 @@ pub struct Verifier {
     roots: TrustRoots,
     /// Without it, checkpoints and snapshots are not believed.
     log: Option<NoteKey>,
+    /// Whose cosignatures are checked, and how many a checkpoint needs to count as witnessed.
+    witnesses: (Vec<NoteKey>, u64),
+    /// The size of the last checkpoint that is witnessed.
+    witnessed: u64,
     signatures: Signatures,
     /// None before the first entry.
     state: Option<State>,
@@ -53,6 +57,8 @@ impl Verifier {
         Self {
             roots,
             log,
+            witnesses: (Vec::new(), 0),
+            witnessed: 0,
             signatures,
             state: None,
             tree: Tree::default(),
@@ -76,6 +82,19 @@ impl Verifier {
         verifier.state = Some(state);
         verifier.tree = tree;
         verifier
+    }
+
+    /// Also checks cosignatures: a wrong one by any of these witnesses is a fault, and so it is if no checkpoint
+    /// has those of at least `quorum` of them.
+    #[must_use]
+    pub fn witnessed_by(mut self, witnesses: Vec<NoteKey>, quorum: u64) -> Self {
+        self.witnesses = (witnesses, quorum);
+        self
+    }
+
+    /// The size of the last checkpoint that enough of the witnesses cosigned; 0 if there was none.
+    pub fn witnessed(&self) -> u64 {
+        self.witnessed
     }
 
     /// The version that must come next.
@@ -145,8 +164,19 @@ impl Verifier {
 
     /// A checkpoint, before or when the tree has its size.
     pub fn checkpoint(&mut self, note: &[u8]) {
-        match self.log_key().and_then(|log| Ok(Checkpoint::verify(&Note::parse(note)?, log)?)) {
-            Ok(checkpoint) => self.expect_root(checkpoint.size, checkpoint.root),
+        let (witnesses, quorum) = &self.witnesses;
+        let checked = self.log_key().and_then(|log| {
+            let note = Note::parse(note)?;
+            let checkpoint = Checkpoint::verify(&note, log)?;
+            Ok((checkpoint, cosignatures(&note, witnesses)? >= *quorum))
+        });
+        match checked {
+            Ok((checkpoint, witnessed)) => {
+                if witnessed {
+                    self.witnessed = self.witnessed.max(checkpoint.size);
+                }
+                self.expect_root(checkpoint.size, checkpoint.root);
+            }
             Err(kind) => self.fault(self.next_version().saturating_sub(1), kind),
         }
     }
@@ -360,6 +390,9 @@ impl Verifier {
     pub fn finish(mut self) -> Vec<Fault> {
         for size in std::mem::take(&mut self.awaited).into_keys() {
             self.fault(size - 1, FaultKind::Truncated);
+        }
+        if self.witnesses.1 > 0 && self.witnessed == 0 {
+            self.fault(self.tree.size().saturating_sub(1), FaultKind::Unwitnessed);
         }
         self.faults
     }

@@ -54,6 +54,8 @@ pub enum FaultKind {
     LateCheckpoint,
     #[error("a checkpoint covers this version, which is not there")]
     Truncated,
+    #[error("no checkpoint is cosigned by enough of the given witnesses")]
+    Unwitnessed,
     #[error("the snapshot's state: {0}")]
     State(StateError),
     #[error("the snapshot is not the state at its version")]

@@ -1,11 +1,12 @@
 //! A whole log is checked, in pieces or at once, and whatever was changed in it is named.
 
-use crate::fixture::{Log, log_key, log_note_key, log_of, roots};
+use crate::fixture::{Log, key, log_key, log_note_key, log_of, roots};
+use ron_log::checkpoint::cosign;
 use ron_log::export::{ExportVerifier, ExportWriter, FrameKind};
 use ron_log::snapshot::PruneDigest;
 use ron_log::tile::Tile;
 use ron_log::tree::leaf_hash;
-use ron_log::{B3, Fault, FaultKind, PruneManifest, Signatures, Snapshot, State, Tree, Verifier};
+use ron_log::{B3, Fault, FaultKind, NoteKey, PruneManifest, Signatures, Snapshot, State, Tree, Verifier};
 use std::convert::Infallible;
 use std::ops::ControlFlow;
 
@@ -217,6 +218,32 @@ fn faults_of(bytes: &[u8], piece: usize) -> Vec<Fault> {
     let mut verifier = ExportVerifier::new(roots().b3(), Some(log_note_key()), Signatures::Trust);
     bytes.chunks(piece).for_each(|piece| verifier.push(piece));
     verifier.finish()
+}
+
+#[test]
+fn cosignatures_are_asked_for_and_a_wrong_one_is_a_fault() {
+    let (log, _) = log_of(5);
+    let mut kept = Kept::of(&log);
+    let witness = |seed: u8| NoteKey::cosignature("w.example", key(seed).verifying_key());
+    let faults = |kept: &Kept, witnesses: Vec<NoteKey>, quorum: u64| {
+        let verifier = Verifier::new(roots(), Some(log_note_key()), Signatures::Check);
+        let mut verifier = verifier.witnessed_by(witnesses, quorum);
+        verifier.checkpoint(&kept.checkpoint);
+        kept.run(&mut verifier, 5, |_| false);
+        (verifier.witnessed(), verifier.finish())
+    };
+    let unwitnessed = vec![Fault { version: 5, kind: FaultKind::Unwitnessed }];
+    assert_eq!(faults(&kept, vec![witness(60)], 1), (0, unwitnessed.clone()));
+    let mut note = log.checkpoint().sign(&log_key());
+    note.signatures.push(cosign(&note.text, "w.example", &key(60), 1));
+    note.signatures.push(cosign(&note.text, "w.example", &key(60), 2));
+    kept.checkpoint = note.to_string().into_bytes();
+    assert_eq!(faults(&kept, vec![witness(60), witness(61)], 1), (6, vec![]));
+    assert_eq!(faults(&kept, vec![witness(60), witness(61)], 2), (0, unwitnessed), "one witness counts once");
+    note.signatures[2].bytes[20] ^= 1;
+    kept.checkpoint = note.to_string().into_bytes();
+    let (_, found) = faults(&kept, vec![witness(60)], 0);
+    assert!(matches!(found[..], [Fault { kind: FaultKind::Note(_), .. }]), "{found:?}");
 }
 
 #[test]
