@@ -81,7 +81,7 @@ pub(crate) fn import(
     let open = || File::open(file).with_context(|| format!("{} cannot be read", file.display()));
     let input = open()?;
     let total = input.metadata()?.len();
-    let outcome = verify::export(input, total, &roots, log)?;
+    let outcome = verify::export(input, total, &roots, log, verify::Witnesses::default())?;
     if !outcome.is_good() {
         verify::said(&outcome, false)?;
         anyhow::bail!("{} is not good, nothing was imported", file.display());

@@ -11,6 +11,7 @@ use ron_kernel::key::PrivateKey;
 use ron_log::export::ExportVerifier;
 use ron_log::json::Json;
 use ron_log::key::PublicKey;
+use ron_log::note::NoteKeyKind;
 use ron_log::proof::ProofFile;
 use ron_log::tile::{TILE_WIDTH, Tile, TilePath};
 use ron_log::verify::Signatures;
@@ -46,6 +47,46 @@ pub(crate) struct Options {
     /// whose it is.
     #[arg(long, value_name = "ed25519:…")]
     log_key: Option<String>,
+    /// A witness's key, as the witness states it; may be given several times. Cosignatures by these keys are checked.
+    #[arg(long, value_name = "NAME+HASH+KEY")]
+    witness_key: Vec<String>,
+    /// How many of these witnesses must have cosigned a checkpoint. All of them, if it is not said.
+    #[arg(long, value_name = "K", requires = "witness_key")]
+    witness_quorum: Option<u64>,
+}
+
+/// Whose cosignatures are asked for, and how many.
+#[derive(Default)]
+pub(crate) struct Witnesses {
+    keys: Vec<NoteKey>,
+    quorum: u64,
+}
+
+impl Witnesses {
+    fn of(options: &Options) -> Result<Witnesses, Usage> {
+        let mut keys = Vec::new();
+        for line in &options.witness_key {
+            let key = NoteKey::parse(line).filter(|key| key.kind == NoteKeyKind::Cosignature);
+            let bad =
+                || Usage(format!("--witness-key {line}: expected name+hash+base64 as the witness states it"));
+            let key = key.ok_or_else(bad)?;
+            if keys.contains(&key) {
+                return Err(Usage(format!("--witness-key {line}: is given twice, and counts once")));
+            }
+            keys.push(key);
+        }
+        let all = keys.len() as u64;
+        let quorum = options.witness_quorum.unwrap_or(all);
+        if quorum > all {
+            return Err(Usage(format!("--witness-quorum {quorum}: only {all} witnesses are given")));
+        }
+        Ok(Witnesses { keys, quorum })
+    }
+
+    /// What the newest checkpoint that enough of them cosigned covers.
+    fn covered(&self, verifier: &Verifier) -> Option<u64> {
+        if self.quorum == 0 { None } else { verifier.witnessed().checked_sub(1) }
+    }
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
@@ -53,21 +94,22 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     let live = options.dir.is_none() && options.export.is_none() && options.proof.is_none();
     let roots = roots(options, live)?;
     let log = options.log_key.as_deref().map(|text| note_key(&roots, text)).transpose()?;
+    let witnesses = Witnesses::of(options)?;
     if let Some(file) = &options.export {
         let input = File::open(file).with_context(|| format!("{} cannot be read", file.display()))?;
         let total = input.metadata()?.len();
-        return said(&export(input, total, &roots, log)?, json);
+        return said(&export(input, total, &roots, log, witnesses)?, json);
     }
     if let Some(file) = &options.proof {
         let log = log.ok_or_else(|| {
             Usage("--proof needs --log-key: the log's own key is what makes it one".to_owned())
         })?;
-        return proof(file, &roots, &log, json);
+        return proof(file, &roots, &log, &witnesses, json);
     }
     if let Some(dir) = &options.dir {
-        return said(&folder(dir, roots, log)?, json);
+        return said(&folder(dir, roots, log, witnesses)?, json);
     }
-    said(&node(&Registry::find(&options.target)?, roots, log)?, json)
+    said(&node(&Registry::find(&options.target)?, roots, log, witnesses)?, json)
 }
 
 /// The roots that were named, those of the node, or those that lie here.
@@ -101,6 +143,8 @@ pub(crate) fn note_key(roots: &TrustRoots, text: &str) -> Result<NoteKey, Usage>
 /// What a check came to.
 pub(crate) struct Outcome {
     versions: u64,
+    /// The last version that enough witnesses have seen, if any were named.
+    witnessed: Option<u64>,
     faults: Vec<Fault>,
     /// What could not be checked for want of a key.
     but: &'static str,
@@ -122,7 +166,9 @@ pub(crate) fn said(outcome: &Outcome, json: bool) -> anyhow::Result<ExitCode> {
         return Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     if outcome.is_good() {
-        return print(&format!("good: {} entries, whole and approved{}", outcome.versions, outcome.but));
+        let seen = outcome.witnessed.map(|version| format!(", cosigned to version {version}"));
+        let (versions, seen) = (outcome.versions, seen.unwrap_or_default());
+        return print(&format!("good: {versions} entries, whole and approved{seen}{}", outcome.but));
     }
     for fault in &outcome.faults {
         print(&fault.to_string())?;
@@ -136,8 +182,10 @@ pub(crate) fn export(
     total: u64,
     roots: &TrustRoots,
     log: Option<NoteKey>,
+    witnesses: Witnesses,
 ) -> anyhow::Result<Outcome> {
-    let mut verifier = ExportVerifier::new(roots.b3(), log, Signatures::Check);
+    let verifier = ExportVerifier::new(roots.b3(), log, Signatures::Check);
+    let mut verifier = verifier.witnessed_by(witnesses.keys.clone(), witnesses.quorum);
     let (mut piece, mut read, mut progress) = (vec![0; 256 << 10], 0, Progress::new(total, "bytes"));
     loop {
         match input.read(&mut piece).context("the export cannot be read")? {
@@ -150,14 +198,21 @@ pub(crate) fn export(
         }
     }
     let versions = verifier.verifier().map_or(0, Verifier::next_version);
-    Ok(Outcome { versions, faults: verifier.finish(), but: "" })
+    let witnessed = verifier.verifier().and_then(|verifier| witnesses.covered(verifier));
+    Ok(Outcome { versions, witnessed, faults: verifier.finish(), but: "" })
 }
 
-fn proof(file: &Path, roots: &TrustRoots, log: &NoteKey, json: bool) -> anyhow::Result<ExitCode> {
+fn proof(
+    file: &Path,
+    roots: &TrustRoots,
+    log: &NoteKey,
+    witnesses: &Witnesses,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
     let bytes = std::fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
     let checked = ProofFile::parse(&bytes).and_then(|proof| {
         let version = proof.subject.entry.record().version;
-        proof.verify(roots, log, &[], 0).map(|checkpoint| (version, checkpoint))
+        proof.verify(roots, log, &witnesses.keys, witnesses.quorum).map(|checkpoint| (version, checkpoint))
     });
     match checked {
         Ok((version, checkpoint)) if json => {
@@ -168,7 +223,12 @@ fn proof(file: &Path, roots: &TrustRoots, log: &NoteKey, json: bool) -> anyhow::
             Ok(ExitCode::FAILURE)
         }
         Ok((version, checkpoint)) => {
-            print(&format!("good: version {version} is in {} at size {}", checkpoint.origin, checkpoint.size))
+            let seen = match witnesses.quorum {
+                0 => String::new(),
+                quorum => format!(", cosigned by {quorum} or more of {} witnesses", witnesses.keys.len()),
+            };
+            let (origin, size) = (checkpoint.origin, checkpoint.size);
+            print(&format!("good: version {version} is in {origin} at size {size}{seen}"))
         }
         Err(error) => {
             print(&error.to_string())?;
@@ -178,7 +238,12 @@ fn proof(file: &Path, roots: &TrustRoots, log: &NoteKey, json: bool) -> anyhow::
 }
 
 /// Checks what a registry that does not run has kept.
-fn folder(dir: &Path, roots: TrustRoots, log: Option<NoteKey>) -> anyhow::Result<Outcome> {
+fn folder(
+    dir: &Path,
+    roots: TrustRoots,
+    log: Option<NoteKey>,
+    witnesses: Witnesses,
+) -> anyhow::Result<Outcome> {
     anyhow::ensure!(dir.join("registry.redb").exists(), "{} holds no registry", dir.display());
     let store = Store::open(dir, &roots, true)
         .with_context(|| format!("the registry in {} cannot be read; does its node run?", dir.display()))?;
@@ -190,7 +255,8 @@ fn folder(dir: &Path, roots: TrustRoots, log: Option<NoteKey>) -> anyhow::Result
     };
     let log = log.or_else(beside);
     let (head, min) = (reader.head()?.version, reader.min_version()?);
-    let mut verifier = Verifier::new(roots, log.clone(), Signatures::Check);
+    let verifier = Verifier::new(roots, log.clone(), Signatures::Check);
+    let mut verifier = verifier.witnessed_by(witnesses.keys.clone(), witnesses.quorum);
     if min > 0 {
         anyhow::ensure!(
             log.is_some(),
@@ -216,7 +282,8 @@ fn folder(dir: &Path, roots: TrustRoots, log: Option<NoteKey>) -> anyhow::Result
             ControlFlow::Continue(())
         },
     )?;
-    Ok(Outcome { versions: verifier.next_version(), faults: verifier.finish(), but })
+    let (versions, witnessed) = (verifier.next_version(), witnesses.covered(&verifier));
+    Ok(Outcome { versions, witnessed, faults: verifier.finish(), but })
 }
 
 /// Begins with what stands for the entries that are gone: manifests, leaves, a snapshot.
@@ -236,21 +303,27 @@ fn begin_pruned(verifier: &mut Verifier, reader: &Reader, min: u64) -> anyhow::R
 }
 
 /// Checks a registry over HTTP: every entry, every tile, the checkpoint.
-fn node(registry: &Registry, roots: TrustRoots, log: Option<NoteKey>) -> anyhow::Result<Outcome> {
+fn node(
+    registry: &Registry,
+    roots: TrustRoots,
+    log: Option<NoteKey>,
+    witnesses: Witnesses,
+) -> anyhow::Result<Outcome> {
     let log = match log {
         Some(log) => log,
         None => log_key(registry)?,
     };
     match registry.get("/registry/0") {
         Err(error) if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 410) => {
-            return export_of(registry, &roots, log);
+            return export_of(registry, &roots, log, witnesses);
         }
         other => other?,
     };
     // The checkpoint first: what it covers must then be there.
     let note = registry.bytes("GET", "/checkpoint", b"")?;
     let head = registry.get("/registry/head")?["version"].as_u64().context("HEAD has no version")?;
-    let mut verifier = Verifier::new(roots, Some(log), Signatures::Check);
+    let verifier = Verifier::new(roots, Some(log), Signatures::Check);
+    let mut verifier = verifier.witnessed_by(witnesses.keys.clone(), witnesses.quorum);
     verifier.checkpoint(&note);
     let mut ahead: VecDeque<Original> = VecDeque::new();
     let read = |version: u64| -> anyhow::Result<Option<(Vec<u8>, Vec<u8>)>> {
@@ -266,7 +339,8 @@ fn node(registry: &Registry, roots: TrustRoots, log: Option<NoteKey>) -> anyhow:
         progress.at(version);
         ControlFlow::Continue(())
     })?;
-    Ok(Outcome { versions: verifier.next_version(), faults: verifier.finish(), but: "" })
+    let (versions, witnessed) = (verifier.next_version(), witnesses.covered(&verifier));
+    Ok(Outcome { versions, witnessed, faults: verifier.finish(), but: "" })
 }
 
 /// The key that a node says is its log's.
@@ -322,7 +396,12 @@ impl Original {
 }
 
 /// Of a pruned log, the export says all that is left.
-fn export_of(registry: &Registry, roots: &TrustRoots, log: NoteKey) -> anyhow::Result<Outcome> {
+fn export_of(
+    registry: &Registry,
+    roots: &TrustRoots,
+    log: NoteKey,
+    witnesses: Witnesses,
+) -> anyhow::Result<Outcome> {
     let asked = Asked {
         method: "GET",
         path: "/registry/export",
@@ -336,5 +415,5 @@ fn export_of(registry: &Registry, roots: &TrustRoots, log: NoteKey) -> anyhow::R
         return Err(super::node::refused(status, &registry.whole(response)?).into());
     }
     let total = response.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
-    export(response.body, total, roots, Some(log))
+    export(response.body, total, roots, Some(log), witnesses)
 }
