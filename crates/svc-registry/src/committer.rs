@@ -70,7 +70,9 @@ pub(crate) async fn commit(shared: Arc<Shared>, intake: Intake) -> TaskResult {
         };
         let jobs = intake.gather(first);
         core = match core {
-            Some(core) if shared.damage().is_none() => blocking(&shared, core, |core| core.run(jobs)).await,
+            Some(core) if shared.damage().is_none() && !shared.holds.any() => {
+                blocking(&shared, core, |core| core.run(jobs)).await
+            }
             core => {
                 refuse(&shared, jobs);
                 core
@@ -80,10 +82,13 @@ pub(crate) async fn commit(shared: Arc<Shared>, intake: Intake) -> TaskResult {
 }
 
 fn refuse(shared: &Shared, jobs: Vec<Job>) {
-    let detail =
-        shared.damage().map_or("the storage cannot be read now".to_owned(), |damage| (*damage).clone());
+    let refusal = match (shared.damage(), shared.holds.said()) {
+        (Some(damage), _) => Refusal::new(Reason::Storage, (*damage).clone()),
+        (None, Some(said)) => Refusal::new(Reason::NotReady, said),
+        (None, None) => Refusal::new(Reason::Storage, "the storage cannot be read now"),
+    };
     for job in jobs.into_iter().filter(|job| job.claim.take()) {
-        let _ = job.reply.send(Err(Refusal::new(Reason::Storage, detail.clone())));
+        let _ = job.reply.send(Err(refusal.clone()));
     }
 }
 

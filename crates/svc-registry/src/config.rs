@@ -6,7 +6,7 @@ use ron_kernel::http::client::Address;
 use ron_kernel::tls::TlsSettings;
 use ron_kernel::units::{Size, Span};
 use ron_kernel::{choice, settings};
-use ron_log::B3;
+use ron_log::{B3, NoteKey};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -156,9 +156,10 @@ settings! {
 settings! {
     /// Witnesses (C2SP tlog-witness).
     pub struct WitnessSettings {
-        /// Base addresses of witnesses, as `http://host:port` or `https://host:port`; `/add-checkpoint` is asked.
+        /// Witnesses, each as base address, space, verifier key: `https://host:port name+hash+base64`, as the witness
+        /// states it; `/add-checkpoint` is asked. Only cosignatures by that key are taken. At most 32.
         urls: Vec<String> = Vec::new() => Hot;
-        /// Cosignatures that a new checkpoint must have before it is served; 0 serves it at once.
+        /// How many of the witnesses must have cosigned a checkpoint before it is served; 0 serves it at once.
         quorum: u64 = 0 => Hot;
     }
 }
@@ -216,10 +217,18 @@ impl RegistrySettings {
         if amnesia && self.dir != RegistrySettings::default().dir {
             problems.add("registry.dir", "is set, but node.amnesia is on: no file may be written");
         }
+        let mut known = Vec::new();
         for (index, url) in self.witness.urls.iter().enumerate() {
-            if let Err(error) = crate::witness::parse(url).map(drop) {
-                problems.add(format!("registry.witness.urls[{index}]"), error);
+            match crate::witness::parse(url) {
+                Ok((_, _, key)) if known.contains(&key) => {
+                    problems.add(format!("registry.witness.urls[{index}]"), "has the key of another witness");
+                }
+                Ok((_, _, key)) => known.push(key),
+                Err(error) => problems.add(format!("registry.witness.urls[{index}]"), error),
             }
+        }
+        if self.witness.urls.len() > crate::witness::WITNESSES_MAX {
+            problems.add("registry.witness.urls", "names more than 32 witnesses");
         }
         if self.witness.quorum > self.witness.urls.len() as u64 {
             problems.add("registry.witness.quorum", "is more than there are witness.urls");
@@ -248,5 +257,5 @@ impl RegistrySettings {
     }
 }
 
-/// A witness's address and the path before `/add-checkpoint`.
-pub(crate) type WitnessAddress = (Address, String);
+/// A witness's address, the path before `/add-checkpoint`, and its key.
+pub(crate) type WitnessAddress = (Address, String, NoteKey);

@@ -2,6 +2,7 @@
 
 use crate::config::RegistrySettings;
 use crate::core::{Core, view_of};
+use crate::guard::Highest;
 use crate::job::{Ask, Job, Reply};
 use crate::shared::{Parts, Shared};
 use crate::store::{Restored, Store};
@@ -75,6 +76,8 @@ impl Fixture {
             signing: key(9),
             view: view_of(&state, &tree, &last.0),
             checkpoint: None,
+            signed_size: 0,
+            highest: Highest::in_memory(),
             min_version: 0,
             committed: sender,
             settings,

@@ -1,8 +1,8 @@
 //! The registry: changes that a quorum has signed, kept in an append-only log that anyone can check.
 //!
 //! Start from [`Registry`]; then read `committer` and `core` for the life of a change, [`store`] for what is kept and
-//! who may write it, `api` for HTTP, `checkpointor`, `retention` and `verifier` for what goes on beside. Every format
-//! and check is `ron-log`'s; this crate adds storage, tasks and HTTP around it.
+//! who may write it, `api` for HTTP, `checkpointor`, `witness`, `guard`, `retention` and `verifier` for what goes on
+//! beside. Every format and check is `ron-log`'s; this crate adds storage, tasks and HTTP around it.
 
 mod api;
 pub mod cbor;
@@ -13,6 +13,7 @@ pub mod config;
 mod core;
 #[cfg(test)]
 mod fixture;
+mod guard;
 mod job;
 mod metrics;
 mod pending;

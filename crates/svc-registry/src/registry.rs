@@ -5,6 +5,7 @@ use crate::checkpointor::checkpoint;
 use crate::committer::{Intake, commit};
 use crate::config::RegistrySettings;
 use crate::core::view_of;
+use crate::guard::{Highest, Hold, Seer};
 use crate::job::Job;
 use crate::publisher::{Stall, publish};
 use crate::retention::retain;
@@ -12,7 +13,7 @@ use crate::shared::{Parts, RECENT, Shared, Signed, now_millis};
 use crate::store::{OpenError, Replay, RestoreError, Restored, Store, StoreError};
 use crate::verifier::verify;
 use crate::view::View;
-use crate::witness::WITNESS_IDLE;
+use crate::witness::{WITNESS_IDLE, collect, keys};
 use http::Method;
 use ron_kernel::channel::{self, Receiver, Sender};
 use ron_kernel::config::Prepared;
@@ -28,7 +29,8 @@ use ron_kernel::task::TaskResult;
 use ron_kernel::tls::{TlsError, TlsServer};
 use ron_kernel::token::Verifier;
 use ron_kernel::units::Span;
-use ron_log::{Checkpoint, Note, NoteKey, Role, Signer, SignerSet, TrustRoots};
+use ron_log::{NoteKey, Role, Signer, SignerSet, TrustRoots};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -79,6 +81,7 @@ static SHUTDOWN: ChannelSpec = shutdown_spec(
         "committer",
         "publisher",
         "checkpointor",
+        "cosigner",
         "retention",
         "deep_verifier",
         "config_reloader",
@@ -95,7 +98,7 @@ const fn permanent(kind: &'static str, does: &'static str) -> TaskSpec {
     TaskSpec { service: NAME, kind, sort: TaskSort::Permanent, does }
 }
 
-pub const TASKS: [TaskSpec; 10] = {
+pub const TASKS: [TaskSpec; 11] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     [
         listener,
@@ -103,7 +106,11 @@ pub const TASKS: [TaskSpec; 10] = {
         conn,
         permanent("committer", "writes batches of proposals, approvals and commits; alone moves HEAD"),
         permanent("publisher", "tells the bus of each commit"),
-        permanent("checkpointor", "reads back, signs checkpoints and snapshots, has them cosigned"),
+        permanent("checkpointor", "reads back, signs checkpoints and snapshots"),
+        permanent(
+            "cosigner",
+            "asks witnesses what they saw, collects their cosignatures, serves what has enough",
+        ),
         permanent("retention", "lets go of what a checkpoint covers, in small batches"),
         permanent("deep_verifier", "checks the whole log again, a slice at a time"),
         permanent("config_reloader", "takes over a new configuration"),
@@ -131,6 +138,8 @@ pub enum BuildError {
     Store(#[from] StoreError),
     #[error("registry.trust_roots: {0}")]
     Roots(String),
+    #[error("registry.dir: {0}")]
+    Highest(String),
 }
 
 /// What of the node the registry needs.
@@ -168,15 +177,13 @@ impl Registry {
     ) -> Result<Registry, BuildError> {
         service.declare(&SHUTDOWN, &EVENTS);
         let roots = trust_roots(settings, data, identity)?;
+        let dir = data.join(&settings.dir);
         let store = if identity.amnesia {
             Store::in_memory(&roots)?
         } else {
-            Store::open(&data.join(&settings.dir), &roots, settings.fsync)?
+            Store::open(&dir, &roots, settings.fsync)?
         };
-        let (shared, damage) = share(service, settings, store, roots, identity)?;
-        if let Some((version, what)) = damage {
-            shared.damaged(version, &what);
-        }
+        let shared = share(service, settings, store, &dir, roots, identity)?;
         let mut listeners = vec![(bind_tcp(settings.listen)?, None)];
         let mut addresses = vec![("http", listeners[0].0.address())];
         let mut tls = None;
@@ -287,16 +294,16 @@ fn own_roots(key: &PrivateKey) -> TrustRoots {
     TrustRoots { log: LOG.to_owned(), signers }
 }
 
-type Damage = Option<(u64, String)>;
-
-/// Reads the store; where its tail is damaged, what is before that is served and nothing is written.
+/// Reads the store; where its tail is damaged, what is before that is served and nothing is written. Nothing is
+/// written either if the log is not what was signed, or as long as nobody knows what the witnesses saw of it.
 fn share(
     service: &Service,
     settings: &RegistrySettings,
     store: Store,
+    dir: &Path,
     roots: TrustRoots,
     identity: &Identity,
-) -> Result<(Arc<Shared>, Damage), BuildError> {
+) -> Result<Arc<Shared>, BuildError> {
     let signing = ed25519_dalek::SigningKey::from_bytes(&identity.key.seed());
     let log_key = NoteKey::ed25519(&roots.log, signing.verifying_key());
     let (view, damage) = match store.restore(&roots, &log_key) {
@@ -306,18 +313,44 @@ fn share(
         }
         Err(error) => return Err(error.into()),
     };
+    let highest = if identity.amnesia {
+        Highest::in_memory()
+    } else {
+        Highest::open(dir, &log_key, settings.fsync).map_err(BuildError::Highest)?
+    };
     let reader = store.reader()?;
-    let kept = reader.checkpoint()?.and_then(|(_, note)| Note::parse(&note).ok());
-    let checkpoint = kept.and_then(|note| {
-        let Checkpoint { size, root, .. } = Checkpoint::verify(&note, &log_key).ok()?;
-        Some(Signed { size, root, note, at: now_millis() })
-    });
+    let (witnesses, quorum) = (keys(&settings.witness), settings.witness.quorum);
+    let checkpoint = reader.newest_checkpoint(|note| {
+        Signed::of(note, &log_key, &witnesses).filter(|signed| signed.cosignatures >= quorum)
+    })?;
+    let signed_size = reader.checkpoint()?.map_or(0, |(size, _)| size);
     let min_version = reader.min_version()?;
+    let held = if damage.is_none() { highest.judge(&reader, view.tree.size())? } else { None };
     drop(reader);
     let committed = channel::broadcast(service.inventory(), &COMMITTED, settings.channels.committed);
     let (service, settings) = (service.clone(), settings.clone());
-    let parts = Parts { service, store, roots, signing, view, checkpoint, min_version, committed, settings };
-    Ok((Shared::new(parts), damage))
+    let parts = Parts {
+        service,
+        store,
+        roots,
+        signing,
+        view,
+        checkpoint,
+        signed_size,
+        highest,
+        min_version,
+        committed,
+        settings,
+    };
+    let shared = Shared::new(parts);
+    if let Some((version, what)) = damage {
+        shared.damaged(version, &what);
+    }
+    shared.holds.set(&Seer::Own, held);
+    if !witnesses.is_empty() {
+        shared.holds.set(&Seer::Witnesses, Some(Hold::Asking));
+    }
+    Ok(shared)
 }
 
 /// What there was before a damaged version.
@@ -341,6 +374,8 @@ fn start_tasks(shared: &Arc<Shared>, intake: Intake, reload: Arc<Receiver<Arc<Re
     service.permanent("publisher", 0, move || publish(own.clone(), stalled.clone()));
     let own = shared.clone();
     service.permanent("checkpointor", 0, move || checkpoint(own.clone(), retention.clone()));
+    let own = shared.clone();
+    service.permanent("cosigner", 0, move || collect(own.clone()));
     let own = shared.clone();
     service.permanent("retention", 0, move || retain(own.clone(), commands.clone()));
     let own = shared.clone();
@@ -376,6 +411,7 @@ async fn take_over(shared: Arc<Shared>, reload: Arc<Receiver<Arc<RegistrySetting
                 shared.numbers.reloaded.with(["config"]).inc();
                 // A new interval, policy or witness counts from now on.
                 shared.checkpoint_wanted.notify_one();
+                shared.cosignatures_wanted.notify_one();
                 tracing::info!("registry configuration in force");
             }
             event = events.next() => if event.is_none() { return Ok(()) },

@@ -1,6 +1,7 @@
 //! What the registry's tasks share: the store, what readers see, the newest checkpoint, and how well it is.
 
 use crate::config::RegistrySettings;
+use crate::guard::{Highest, Holds};
 use crate::metrics::Numbers;
 use crate::store::{Reader, Store, StoreError};
 use crate::view::{HeadInfo, View};
@@ -13,8 +14,10 @@ use ron_kernel::health::Severity;
 use ron_kernel::inventory::LockSpec;
 use ron_kernel::kernel::Service;
 use ron_kernel::lock::Lock;
+use ron_log::checkpoint::cosignature;
+use ron_log::note::NoteSignature;
 use ron_log::tree::Hash;
-use ron_log::{Head, Note, NoteKey, TrustRoots};
+use ron_log::{Checkpoint, Head, Note, NoteKey, TrustRoots};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -48,11 +51,16 @@ pub(crate) struct Shared {
     pub(crate) view: ArcSwap<View>,
     /// `GET /registry/head` as it is served.
     pub(crate) head_page: ArcSwap<Page>,
+    /// The checkpoint that is served.
     pub(crate) checkpoint: ArcSwapOption<Signed>,
+    /// The size of the newest checkpoint that is signed and stored; it may not be cosigned enough to be served.
+    pub(crate) signed_size: AtomicU64,
     /// Told when there is a newer checkpoint, or the same with more cosignatures.
     pub(crate) checkpointed: Notify,
     /// Somebody waits for the next checkpoint.
     pub(crate) checkpoint_wanted: Notify,
+    /// There is a newer checkpoint to be cosigned, other witnesses, or somebody waits for cosignatures.
+    pub(crate) cosignatures_wanted: Notify,
     /// A wake-up; readers pull from the log.
     pub(crate) committed: broadcast::Sender<Head>,
     pub(crate) settings: ArcSwap<RegistrySettings>,
@@ -63,6 +71,9 @@ pub(crate) struct Shared {
     /// The newest version that the deep verifier found good.
     pub(crate) verified: AtomicU64,
     pub(crate) troubles: Troubles,
+    /// What forbids to sign and to write.
+    pub(crate) holds: Holds,
+    pub(crate) highest: Highest,
     /// The newest entries, for streams that are not far behind.
     recent: Lock<VecDeque<HeadInfo>>,
     /// What is known to be damaged: writes are refused.
@@ -78,15 +89,13 @@ pub(crate) enum Trouble {
     Stopped,
     /// The state could not be read anew after a failed write.
     Lost,
-    /// The log is behind what a witness has seen of it.
-    Behind,
 }
 
 /// Tells readiness of troubles, each once.
 #[derive(Debug)]
 pub(crate) struct Troubles {
     service: Service,
-    on: [AtomicBool; 5],
+    on: [AtomicBool; 4],
 }
 
 impl Troubles {
@@ -94,7 +103,7 @@ impl Troubles {
         if self.on[trouble as usize].swap(on, Ordering::AcqRel) == on {
             return;
         }
-        let cause = ["storage_full", "storage_slow", "storage_stopped", "storage_lost", "behind_witness"];
+        let cause = ["storage_full", "storage_slow", "storage_stopped", "storage_lost"];
         let cause = cause[trouble as usize];
         if on {
             tracing::warn!(cause, "the registry sheds writes");
@@ -120,15 +129,40 @@ pub(crate) struct Page {
 pub(crate) struct Signed {
     pub(crate) size: u64,
     pub(crate) root: Hash,
+    /// With the log's signature and the good ones of the witnesses, no other.
     pub(crate) note: Note,
+    /// How many witnesses cosigned it.
+    pub(crate) cosignatures: u64,
     /// Unix milliseconds.
     pub(crate) at: u64,
 }
 
 impl Signed {
-    /// Cosignatures beside the log's own signature.
-    pub(crate) fn cosignatures(&self) -> u64 {
-        self.note.signatures.len().saturating_sub(1) as u64
+    /// A stored note, if the log signed it. Of the other signatures only good ones by these witnesses are kept, one each.
+    pub(crate) fn of(note: &[u8], log: &NoteKey, witnesses: &[NoteKey]) -> Option<Signed> {
+        let mut note = Note::parse(note).ok()?;
+        let Checkpoint { size, root, .. } = Checkpoint::verify(&note, log).ok()?;
+        let lines = std::mem::take(&mut note.signatures);
+        note.signatures
+            .extend(lines.iter().find(|line| line.name == log.name && line.id == log.id()).cloned());
+        let mut signed = Signed { size, root, note, cosignatures: 0, at: now_millis() };
+        for witness in witnesses {
+            if let Some(line) = cosignature(&signed.note.text, &lines, witness) {
+                signed.add(line);
+            }
+        }
+        Some(signed)
+    }
+
+    /// Adds a cosignature that was found good, of a witness that had not cosigned before.
+    pub(crate) fn add(&mut self, line: NoteSignature) {
+        self.note.signatures.push(line);
+        self.cosignatures += 1;
+    }
+
+    /// Whether a witness has cosigned.
+    pub(crate) fn is_cosigned_by(&self, witness: &NoteKey) -> bool {
+        self.note.signatures.iter().any(|line| line.name == witness.name && line.id == witness.id())
     }
 
     pub(crate) fn json(&self) -> Value {
@@ -144,6 +178,8 @@ pub(crate) struct Parts {
     pub(crate) signing: SigningKey,
     pub(crate) view: View,
     pub(crate) checkpoint: Option<Signed>,
+    pub(crate) signed_size: u64,
+    pub(crate) highest: Highest,
     pub(crate) min_version: u64,
     pub(crate) committed: broadcast::Sender<Head>,
     pub(crate) settings: RegistrySettings,
@@ -151,13 +187,15 @@ pub(crate) struct Parts {
 
 impl Shared {
     pub(crate) fn new(parts: Parts) -> Arc<Shared> {
-        let Parts { service, store, roots, signing, view, checkpoint, min_version, committed, settings } =
-            parts;
+        let Parts { service, store, roots, signing, view, checkpoint, .. } = parts;
+        let Parts { signed_size, highest, min_version, committed, settings, .. } = parts;
         let log_key = NoteKey::ed25519(&roots.log, signing.verifying_key());
         let page = head_page(&view.head, checkpoint.as_ref());
         Arc::new(Shared {
             numbers: Numbers::new(&service),
             recent: Lock::new(service.inventory(), &RECENT, VecDeque::new()),
+            holds: Holds::new(&service),
+            highest,
             troubles: Troubles { service: service.clone(), on: Default::default() },
             service,
             store,
@@ -167,8 +205,10 @@ impl Shared {
             view: ArcSwap::from_pointee(view),
             head_page: ArcSwap::from_pointee(page),
             checkpoint: ArcSwapOption::new(checkpoint.map(Arc::new)),
+            signed_size: AtomicU64::new(signed_size),
             checkpointed: Notify::new(),
             checkpoint_wanted: Notify::new(),
+            cosignatures_wanted: Notify::new(),
             committed,
             settings: ArcSwap::from_pointee(settings),
             pending: AtomicUsize::new(0),

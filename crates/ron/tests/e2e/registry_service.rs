@@ -3,6 +3,7 @@
 mod faults;
 mod streams;
 mod upkeep;
+mod witnesses;
 
 use ed25519_dalek::SigningKey;
 use ron_kernel::key::PrivateKey;

@@ -182,12 +182,13 @@ impl Api {
                 let checkpoint = self.shared.checkpoint.load();
                 let covered = checkpoint
                     .as_ref()
-                    .is_some_and(|signed| signed.size > info.version && far_enough(signed.cosignatures()));
+                    .is_some_and(|signed| signed.size > info.version && far_enough(signed.cosignatures));
                 if level == Level::Durable || covered {
                     return;
                 }
                 drop(checkpoint);
                 self.shared.checkpoint_wanted.notify_one();
+                self.shared.cosignatures_wanted.notify_one();
                 told.await;
             }
         };

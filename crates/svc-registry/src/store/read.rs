@@ -198,6 +198,21 @@ impl Reader {
         Ok(last.map(|(size, note)| (size.value(), note.value().to_vec())))
     }
 
+    /// What is made of the newest checkpoint that anything is made of.
+    pub fn newest_checkpoint<T>(
+        &self,
+        mut make: impl FnMut(&[u8]) -> Option<T>,
+    ) -> Result<Option<T>, StoreError> {
+        let table = self.table(CHECKPOINTS)?;
+        for row in table.iter().map_err(StoreError::of)?.rev() {
+            let found = make(row.map_err(StoreError::of)?.1.value());
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
     /// The checkpoints of sizes in a range, oldest first.
     pub fn checkpoints(
         &self,

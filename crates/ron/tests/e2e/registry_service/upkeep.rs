@@ -1,14 +1,10 @@
-//! What goes on beside: retention, witnesses, configuration, limits, amnesia.
+//! What goes on beside: retention, configuration, limits, amnesia.
 
 use super::{OPEN, Registry, log_key, now, settings, trust_roots};
-use ed25519_dalek::SigningKey;
-use ron_log::checkpoint::{AddCheckpoint, cosign};
-use ron_log::{Checkpoint, Note, NoteKey, PruneManifest};
+use ron_log::{Note, PruneManifest};
 use ron_testkit::{Client, Node, get, request};
 use serde_json::json;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpListener;
-use std::sync::{Arc, Mutex};
+use std::io::{BufRead as _, BufReader};
 
 #[test]
 fn what_a_checkpoint_covers_is_let_go_and_can_still_be_proved() {
@@ -50,88 +46,6 @@ fn what_a_checkpoint_covers_is_let_go_and_can_still_be_proved() {
         node.metric("registry_verified_version") == head.as_f64().unwrap()
     });
     assert_eq!(registry.ready("write").status, 200);
-}
-
-/// A witness that forgets nothing: it says which size it saw unless that is the one it is told.
-fn witness(key: SigningKey, seen: Arc<Mutex<u64>>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    std::thread::spawn(move || {
-        for socket in listener.incoming() {
-            let mut reader = BufReader::new(socket.unwrap());
-            let (mut line, mut length) = (String::new(), 0);
-            while reader.read_line(&mut line).unwrap_or(0) > 2 {
-                if let Some(stated) = line.to_ascii_lowercase().strip_prefix("content-length:") {
-                    length = stated.trim().parse().unwrap();
-                }
-                line.clear();
-            }
-            let mut body = vec![0; length];
-            reader.read_exact(&mut body).unwrap();
-            let asked = AddCheckpoint::parse(&body).unwrap();
-            let mut seen = seen.lock().unwrap();
-            let (status, kind, answer) = if asked.old_size == *seen {
-                *seen = Checkpoint::parse(&asked.checkpoint.text).unwrap().size;
-                let line = cosign(&asked.checkpoint.text, "witness.example", &key, now() / 1000).to_string();
-                ("200 OK", "text/plain", line)
-            } else {
-                ("409 Conflict", "text/x.tlog.size", format!("{seen}\n"))
-            };
-            let length = answer.len();
-            let head = format!(
-                "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
-            );
-            reader.get_mut().write_all(format!("{head}{answer}").as_bytes()).unwrap();
-        }
-    });
-    address
-}
-
-#[test]
-fn witnesses_cosign_what_is_served_whatever_size_they_saw_before() {
-    let key = SigningKey::from_bytes(&[7; 32]);
-    let seen = Arc::new(Mutex::new(0));
-    let url = witness(key.clone(), seen.clone());
-    let mut registry = Registry::start(&format!(
-        "{OPEN}checkpoint = {{ interval = \"1h\" }}\nwitness = {{ urls = [\"http://{url}\"], quorum = 1 }}\n"
-    ));
-    let change = registry.approved(&registry.payload("a", &json!(1)));
-    let waited = registry.post("/registry/proposals?commit=true&wait=witnessed:1", &change);
-    assert_eq!(waited.status, 201, "{}", waited.text());
-    let note = Note::parse(&registry.get("/checkpoint").body).unwrap();
-    assert_eq!(
-        ron_log::checkpoint::cosignatures(
-            &note,
-            &[NoteKey::cosignature("witness.example", key.verifying_key())]
-        ),
-        Ok(1)
-    );
-    // Started again, the node does not know what the witness saw, and is told.
-    registry.restart("KILL");
-    let change = registry.approved(&registry.payload("b", &json!(1)));
-    assert_eq!(registry.post("/registry/proposals?commit=true&wait=witnessed:1", &change).status, 201);
-    // A witness that has seen more than there is says that the log was rolled back.
-    *seen.lock().unwrap() = 1000;
-    assert_eq!(registry.commit("c", &json!(1)).status, 201);
-    let change = registry.approved(&registry.payload("d", &json!(1)));
-    let late = registry.post_with(
-        "/registry/proposals?commit=true&wait=checkpointed",
-        &[("Request-Timeout", "2")],
-        change.to_string().as_bytes(),
-    );
-    assert_eq!(
-        (late.status, late.reason()),
-        (504, "timeout"),
-        "fewer than the quorum: nothing newer is served"
-    );
-    assert!(late.header("location").unwrap().starts_with("/registry/proposals/b3:"));
-    let unready = registry.ready("write");
-    assert!(
-        unready.status == 503 && unready.text().contains("registry.behind_witness"),
-        "{}",
-        unready.text()
-    );
-    assert_eq!(registry.ready("read").status, 200);
 }
 
 #[test]
@@ -204,12 +118,13 @@ fn a_new_configuration_is_taken_over_or_refused_as_a_whole() {
     };
     check(
         "[registry]\nlisten = \"0.0.0.0:8082\"\nauth = \"open\"\nfsync = false\ntrust_roots_b3 = \"b3:12\"\n\
-         [registry.witness]\nurls = [\"ftp:x\"]\nquorum = 2\n[registry.channels]\nevents = 7\n",
+         [registry.witness]\nurls = [\"ftp:x\", \"http://127.0.0.1:1\"]\nquorum = 3\n[registry.channels]\nevents = 7\n",
         &[
             "registry.auth",
             "registry.fsync",
             "registry.trust_roots_b3",
             "registry.witness.urls[0]",
+            "lacks the witness's key",
             "registry.witness.quorum",
             "registry.channels.events",
         ],
