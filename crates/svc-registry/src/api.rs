@@ -12,7 +12,7 @@ mod write;
 use crate::config::{Auth, RegistrySettings};
 use crate::job::Job;
 use crate::shared::Shared;
-use crate::store::StoreError;
+use crate::store::{Reader, StoreError};
 use answer::{Format, Query};
 use arc_swap::ArcSwap;
 use http::header::{ALLOW, AUTHORIZATION, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
@@ -26,7 +26,7 @@ use ron_kernel::inventory::LockSpec;
 use ron_kernel::metrics::{Counter, Family, Histogram};
 use ron_kernel::problem::{CorrId, Rejection};
 use ron_kernel::reason::{Reason, Rejections};
-use ron_kernel::sync::Permits;
+use ron_kernel::sync::{Permit, Permits};
 use ron_kernel::token::{Verifier, Wish};
 use routes::{Endpoint, Found, Route};
 use std::sync::Arc;
@@ -36,6 +36,9 @@ pub(crate) use proofs::consistency_path;
 
 /// A request's budget, if the client asks for nothing else.
 const BUDGET: Duration = Duration::from_secs(30);
+/// States of the past being worked out at one time, and exports under way: each reads much of the log.
+const REPLAYS_MAX: usize = 4;
+const EXPORTS_MAX: usize = 4;
 /// Longest wait of a long-poll.
 const WAIT_MAX: Duration = Duration::from_secs(300);
 
@@ -54,7 +57,10 @@ pub(crate) struct Api {
     tokens: ArcSwap<Verifier>,
     rate: Single,
     inflight: Arc<Permits>,
+    /// Streams, and requests that wait for something to happen.
     streams: Arc<Permits>,
+    replays: Arc<Permits>,
+    exports: Arc<Permits>,
     rejections: Rejections,
     requests: Arc<Family<Counter, 4>>,
     latency: Arc<Family<Histogram, 3>>,
@@ -76,6 +82,10 @@ struct Asked<'a> {
     query: Query,
     format: Format,
     budget: Budget,
+    /// Its place among those being answered; none while it waits.
+    inflight: Option<Permit>,
+    /// Its place among those that wait.
+    place: Option<Permit>,
 }
 
 impl Asked<'_> {
@@ -104,7 +114,8 @@ impl Api {
         service.metrics().computed("inflight_requests", "Requests being answered.", "gauge", move |rows| {
             rows.row(&[("service", name)], seen.used());
         });
-        service.metrics().computed("stream_clients", "Streams open.", "gauge", move |rows| {
+        let help = "Streams open, and requests that wait for something to happen.";
+        service.metrics().computed("stream_clients", help, "gauge", move |rows| {
             rows.row(&[], open.used());
         });
         Api {
@@ -115,6 +126,8 @@ impl Api {
             rate: Single::new(service.inventory(), &COUNTERS),
             inflight,
             streams,
+            replays: Permits::new(REPLAYS_MAX),
+            exports: Permits::new(EXPORTS_MAX),
             rejections: Rejections::new(service),
             requests: requests_family(service),
             latency: service.metrics().family(
@@ -169,17 +182,21 @@ impl Api {
             .map_err(|bad| answer::malformed(format!("{} cannot be read", bad.0)))?;
         let format = Format::wanted(request.headers());
         let (head, body) = request.into_parts();
-        let asked = Asked { head, conn, corr, parts, query, format, budget };
+        let mut asked = Asked { head, conn, corr, parts, query, format, budget, inflight: None, place: None };
         if let Some(scope) = route.scope {
             self.authorize(&asked, scope, &settings)?;
         }
-        if matches!(route.endpoint, Endpoint::Stream | Endpoint::WebSocket) {
-            return self.stream(route.endpoint, asked);
+        let label = endpoint_label(route.endpoint);
+        if waits(route.endpoint, &asked.query) {
+            asked.place =
+                Some(self.take(&self.streams, label, "too many streams are open, or requests wait")?);
         }
-        let _permit = self.inflight.try_take().ok_or_else(|| {
-            self.busy.with(["registry", endpoint_label(route.endpoint), ""]).inc();
-            Rejection::new(Reason::Busy, "too many requests are being answered").retry_after(1)
-        })?;
+        match route.endpoint {
+            Endpoint::Stream | Endpoint::WebSocket => return self.stream(route.endpoint, asked),
+            Endpoint::Head if asked.place.is_some() => return self.head(asked).await,
+            _ => {}
+        }
+        asked.inflight = Some(self.take(&self.inflight, label, "too many requests are being answered")?);
         match route.endpoint {
             Endpoint::Propose => self.propose(asked, body).await,
             Endpoint::Approve => self.approve(asked, body).await,
@@ -205,12 +222,34 @@ impl Api {
             Endpoint::Snapshot => self.snapshot(asked).await,
             Endpoint::Checkpoint => self.checkpoint(&asked),
             Endpoint::Tile => self.tile(asked).await,
-            Endpoint::Export => self.export(&asked),
+            Endpoint::Export => self.export(asked),
             Endpoint::LogKey => {
                 Ok(answer::raw(200, format!("{}\n", self.shared.log_key), answer::TEXT, asked.corr))
             }
             _ => Ok(answer::value(200, &routes::openapi(), asked.format, asked.corr)),
         }
+    }
+
+    fn take(
+        &self,
+        permits: &Arc<Permits>,
+        endpoint: &'static str,
+        detail: &'static str,
+    ) -> Result<Permit, Rejection> {
+        permits.try_take().ok_or_else(|| {
+            self.busy.with(["registry", endpoint, ""]).inc();
+            Rejection::new(Reason::Busy, detail).retry_after(1)
+        })
+    }
+
+    /// Reads the store for a request, as long as its client waits.
+    async fn read<T: Send + 'static>(
+        &self,
+        asked: &Asked<'_>,
+        op: &'static str,
+        read: impl Fn(&Reader) -> Result<T, StoreError> + Send + Sync + 'static,
+    ) -> Result<T, Rejection> {
+        in_time(asked, self.shared.read(op, read)).await?.map_err(|error| unreadable(&error))
     }
 
     /// A request's budget; what it asks to wait for comes on top.
@@ -253,6 +292,24 @@ impl Api {
             }
         }
     }
+}
+
+/// Whether a request is there to wait, and not to be answered at once.
+fn waits(endpoint: Endpoint, query: &Query) -> bool {
+    match (endpoint, query.text("wait")) {
+        (Endpoint::Stream | Endpoint::WebSocket, _) | (Endpoint::Head, Some(_)) => true,
+        (_, Some(level)) => level != "durable",
+        (_, None) => false,
+    }
+}
+
+/// Waits for what a request needs until its deadline.
+async fn in_time<T>(asked: &Asked<'_>, work: impl Future<Output = T>) -> Result<T, Rejection> {
+    let late = || Rejection::new(Reason::Timeout, "the deadline passed before it was read");
+    if asked.budget.until <= Instant::now() {
+        return Err(late());
+    }
+    tokio::time::timeout_at(asked.budget.until.into(), work).await.map_err(|_elapsed| late())
 }
 
 /// What `busy_rejections_total` calls an endpoint.

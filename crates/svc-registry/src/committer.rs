@@ -6,9 +6,13 @@ use crate::shared::{Shared, Trouble};
 use ron_kernel::channel::Receiver;
 use ron_kernel::reason::Reason;
 use ron_kernel::shutdown::Phase;
-use ron_kernel::task::TaskResult;
+use ron_kernel::task::{TaskResult, panic_text};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// Jobs of one batch.
 const BATCH_MAX: usize = 512;
@@ -40,7 +44,8 @@ impl Intake {
 
 /// Runs until nobody can ask any more.
 pub(crate) async fn commit(shared: Arc<Shared>, intake: Intake) -> TaskResult {
-    let mut core = restore(&shared, "start").await;
+    let bench = Bench::new()?;
+    let mut core = restore(&shared, &bench, "start").await;
     let (service, mut draining) = (shared.service.clone(), false);
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -53,8 +58,8 @@ pub(crate) async fn commit(shared: Arc<Shared>, intake: Intake) -> TaskResult {
             () = tokio::time::sleep(LOOK), if draining => None,
             _ = tick.tick() => {
                 core = match core {
-                    Some(core) => blocking(&shared, core, |core| core.tick()).await,
-                    None => restore(&shared, "storage").await,
+                    Some(core) => blocking(&shared, &bench, core, |core| core.tick()).await,
+                    None => restore(&shared, &bench, "storage").await,
                 };
                 None
             }
@@ -64,14 +69,14 @@ pub(crate) async fn commit(shared: Arc<Shared>, intake: Intake) -> TaskResult {
             if draining && (over || service.tasks().live_scoped() == 0) {
                 drop(core);
                 let store = shared.store.clone();
-                return Ok(tokio::task::spawn_blocking(move || store.close()).await?);
+                return Ok(bench.run(move || store.close()).await?);
             }
             continue;
         };
         let jobs = intake.gather(first);
         core = match core {
             Some(core) if shared.damage().is_none() && !shared.holds.any() => {
-                blocking(&shared, core, |core| core.run(jobs)).await
+                blocking(&shared, &bench, core, |core| core.run(jobs)).await
             }
             core => {
                 refuse(&shared, jobs);
@@ -92,16 +97,45 @@ fn refuse(shared: &Shared, jobs: Vec<Job>) {
     }
 }
 
-/// Does a piece of work on a thread that may block. What failed is read anew.
+/// A thread for the Committer's work alone, so that it waits for none of those who read.
+#[derive(Debug)]
+struct Bench(SyncSender<Box<dyn FnOnce() + Send>>);
+
+impl Bench {
+    fn new() -> std::io::Result<Bench> {
+        let (bench, given) = std::sync::mpsc::sync_channel::<Box<dyn FnOnce() + Send>>(1);
+        let work = move || given.into_iter().for_each(|work| work());
+        std::thread::Builder::new().name("committer".to_owned()).spawn(work)?;
+        Ok(Bench(bench))
+    }
+
+    /// What the work gives, or what it said when it panicked. One piece at a time, so that handing it over never waits.
+    async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+        let (done, result) = oneshot::channel();
+        let given = self.0.send(Box::new(move || {
+            // Nobody is told if the task was ended meanwhile: the next one reads anew.
+            let _ = done.send(catch_unwind(AssertUnwindSafe(work)));
+        }));
+        given.map_err(|gone| gone.to_string())?;
+        match result.await {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(panic)) => Err(panic_text(panic.as_ref())),
+            Err(gone) => Err(gone.to_string()),
+        }
+    }
+}
+
+/// Does a piece of work on the bench. What failed is read anew.
 async fn blocking(
     shared: &Arc<Shared>,
+    bench: &Bench,
     mut core: Core,
     work: impl FnOnce(&mut Core) -> Result<(), crate::store::StoreError> + Send + 'static,
 ) -> Option<Core> {
-    let mut running = tokio::task::spawn_blocking(move || {
+    let mut running = pin!(bench.run(move || {
         let done = work(&mut core);
         (core, done)
-    });
+    }));
     let done = match tokio::time::timeout(SLOW, &mut running).await {
         Ok(done) => done,
         Err(_slow) => {
@@ -117,24 +151,24 @@ async fn blocking(
             tracing::error!(%error, "a batch of the registry could not be written");
             drop(core);
         }
-        Err(panic) => tracing::error!(%panic, "the committer's work panicked"),
+        Err(panic) => shared.panicked("the committer's work", &panic),
     }
-    restore(shared, "storage").await
+    restore(shared, bench, "storage").await
 }
 
 /// Reads the state from the store; none if that fails, and then it is tried again later.
-async fn restore(shared: &Arc<Shared>, why: &'static str) -> Option<Core> {
+async fn restore(shared: &Arc<Shared>, bench: &Bench, why: &'static str) -> Option<Core> {
     // After a failed flush what is read may not be on the disk: nobody is shown it before a restart has decided.
     if shared.damage().is_some() || shared.store.disk().flush_failed() {
         return None;
     }
     loop {
         let reading = shared.clone();
-        let done = tokio::task::spawn_blocking(move || Core::restore(&reading)).await;
-        match done {
+        match bench.run(move || Core::restore(&reading)).await {
             Ok(Ok(Some(core))) => {
                 shared.numbers.recoveries.with([why]).inc();
                 shared.troubles.set(Trouble::Lost, false);
+                shared.forget_all_open();
                 return Some(core);
             }
             // A thread of before is still at work with the writer.
@@ -148,8 +182,8 @@ async fn restore(shared: &Arc<Shared>, why: &'static str) -> Option<Core> {
                 break;
             }
             Err(panic) => {
-                tracing::error!(%panic, "reading the registry's store panicked");
-                break;
+                shared.panicked("reading the store", &panic);
+                return None;
             }
         }
     }
@@ -161,9 +195,36 @@ async fn restore(shared: &Arc<Shared>, why: &'static str) -> Option<Core> {
 mod tests {
     use super::*;
     use crate::config::RegistrySettings;
-    use crate::fixture::{Fixture, put, roots};
+    use crate::fixture::{Fixture, approval, job, put, roots};
+    use crate::job::Ask;
     use crate::job::Done;
     use crate::store::{Disk, Faulty, Store};
+
+    #[tokio::test]
+    async fn a_panic_over_the_store_is_damage_and_ends_writing_but_not_reading() {
+        let media = Faulty::default();
+        let store = Store::over(Disk::over(media.clone()), &roots()).unwrap();
+        let Fixture { shared, core, .. } = Fixture::over(store, RegistrySettings::default());
+        media.panic_on_write();
+        let proposal = put(0, "a", 1);
+        let approvals = vec![approval(1, proposal.b3()), approval(2, proposal.b3())];
+        let (given, mut reply) = job(Ask::Propose { proposal, approvals, commit: true });
+        let bench = Bench::new().unwrap();
+        assert!(blocking(&shared, &bench, core, |core| core.run(vec![given])).await.is_none());
+        assert!(reply.try_recv().is_err(), "nobody knows what became of it");
+        assert!(bench.run(|| 1).await == Ok(1), "the thread goes on");
+        assert!(shared.store.reader().unwrap().entry(0).unwrap().is_some(), "what was there is read");
+        let (later, mut refused) = job(Ask::Supersede);
+        refuse(&shared, vec![later]);
+        let refused = refused.try_recv().unwrap().unwrap_err();
+        assert_eq!(refused.reason, Reason::Storage);
+        assert!(refused.detail.contains("damaged"), "{}", refused.detail);
+        shared.service.ready();
+        let health = shared.service.kernel().health();
+        let write = health.readiness(Some("registry"), ron_kernel::health::Scope::Write).unwrap();
+        assert!(!write.ready && write.missing == ["registry.corrupt_store"], "{:?}", write.missing);
+        assert!(health.readiness(Some("registry"), ron_kernel::health::Scope::Read).unwrap().ready);
+    }
 
     #[tokio::test]
     async fn what_a_failed_flush_left_open_is_shown_to_nobody() {
@@ -172,14 +233,17 @@ mod tests {
         let mut registry = Fixture::over(store, RegistrySettings::default());
         let Ok(Done::Committed(head)) = registry.commit(&put(0, "a", 1)) else { panic!("committed") };
         media.fail_flushes(true);
-        let open = registry.commit(&put(1, "b", 2)).unwrap_err();
+        let proposal = put(1, "b", 2);
+        let (open, open_id) = (registry.commit(&proposal).unwrap_err(), proposal.b3());
         assert_eq!(open.reason, Reason::CommitUnknown);
+        assert_eq!(registry.shared.open(put(1, "b", 3).b3()), None, "another proposal");
+        assert_eq!(registry.shared.open(open_id), Some("unknown"));
         media.fail_flushes(false);
         let refused = registry.commit(&put(1, "c", 3)).unwrap_err();
         assert_eq!(refused.reason, Reason::Storage, "nothing was begun");
         let Fixture { shared, core, .. } = registry;
         drop(core);
-        assert!(restore(&shared, "storage").await.is_none());
+        assert!(restore(&shared, &Bench::new().unwrap(), "storage").await.is_none());
         assert_eq!(shared.head(), head);
         shared.service.ready();
         let health = shared.service.kernel().health();

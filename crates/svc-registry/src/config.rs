@@ -64,7 +64,7 @@ settings! {
     pub struct LimitSettings {
         /// Requests per second over all clients; 0 is off.
         rps: u64 = 0 => Hot;
-        /// Requests being answered at one time; streams are counted apart.
+        /// Requests being answered at one time; streams and requests that wait are counted apart.
         inflight: usize = 512 => Hot;
         /// Largest request body.
         max_body_bytes: Size = Size::mib(1) => Hot;
@@ -142,7 +142,7 @@ settings! {
 settings! {
     /// Streams of updates, as server-sent events and over WebSocket.
     pub struct StreamSettings {
-        /// Streams open at one time.
+        /// Streams open at one time, and requests that wait: long-polls, and commits that wait for a checkpoint.
         max_clients: usize = 1024 => Hot;
         /// Entries that may wait for a client that has stalled; with more it is told that it lags.
         buffer: u64 = 64 => Hot;

@@ -61,7 +61,8 @@ impl Batch {
 #[derive(Debug)]
 struct Answer {
     asked: Instant,
-    commits: bool,
+    /// What it commits, if it does.
+    commits: Option<B3>,
     reply: Reply,
     to: oneshot::Sender<Reply>,
 }
@@ -122,7 +123,7 @@ impl Core {
         let mut batch = Batch::default();
         for job in claimed {
             let found: Vec<Checked> = checked.next().unwrap_or_default();
-            let commits = matches!(job.ask, Ask::Commit { .. } | Ask::Propose { commit: true, .. });
+            let commits = job.ask.commits();
             let reply = self.one(&mut batch, job.ask, found, now);
             batch.answers.push(Answer { asked: job.asked, commits, reply, to: job.reply });
         }
@@ -455,7 +456,11 @@ impl Core {
         };
         if let Err(error) = written {
             for answer in answers {
-                let _ = answer.to.send(Err(failure(&error, answer.commits)));
+                let refusal = failure(&error, answer.commits.is_some());
+                if let Some(id) = answer.commits.filter(|_| refusal.reason == Reason::CommitUnknown) {
+                    self.shared.note_open(id);
+                }
+                let _ = answer.to.send(Err(refusal));
             }
             self.trouble(&error);
             return Err(error);
@@ -474,10 +479,15 @@ impl Core {
             self.shared.publish(view);
         }
         for answer in answers {
-            if answer.commits && answer.reply.is_ok() {
+            if answer.commits.is_some() && answer.reply.is_ok() {
                 self.shared.numbers.commit_latency.observe(answer.asked.elapsed());
             }
-            let _ = answer.to.send(answer.reply);
+            // Whoever gave up before this noted that the outcome is open.
+            if answer.to.send(answer.reply).is_err()
+                && let Some(id) = answer.commits
+            {
+                self.shared.forget_open(id);
+            }
         }
         for info in committed {
             // Nobody listening is fine: it is a wake-up.

@@ -41,6 +41,17 @@ pub(crate) enum Ask {
     Supersede,
 }
 
+impl Ask {
+    /// The proposal that it is to commit.
+    pub(crate) fn commits(&self) -> Option<B3> {
+        match self {
+            Ask::Propose { proposal, commit: true, .. } => Some(proposal.b3()),
+            Ask::Commit { id } => Some(*id),
+            _ => None,
+        }
+    }
+}
+
 pub(crate) type Reply = Result<Done, Refusal>;
 
 /// What was done, and is durable.

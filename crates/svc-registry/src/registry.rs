@@ -9,7 +9,7 @@ use crate::guard::{Highest, Hold, Seer};
 use crate::job::Job;
 use crate::publisher::{Stall, publish};
 use crate::retention::retain;
-use crate::shared::{Parts, RECENT, Shared, Signed, now_millis};
+use crate::shared::{OPEN, Parts, RECENT, Shared, Signed, now_millis};
 use crate::store::{OpenError, Replay, RestoreError, Restored, Store, StoreError};
 use crate::verifier::verify;
 use crate::view::View;
@@ -92,7 +92,7 @@ static EVENTS: ChannelSpec = events_spec(NAME, &["config_reloader"]);
 /// The registry's declarations, for the inventory and the document.
 pub static CHANNELS: [&ChannelSpec; 7] =
     [&PROPOSALS, &APPROVALS, &COMMITTED, &EVENTS, &SHUTDOWN, &CFG_RELOAD, &RETENTION_CMD];
-pub static LOCKS: [&LockSpec; 3] = [&RECENT, &COUNTERS, &WITNESS_IDLE];
+pub static LOCKS: [&LockSpec; 4] = [&RECENT, &OPEN, &COUNTERS, &WITNESS_IDLE];
 
 const fn permanent(kind: &'static str, does: &'static str) -> TaskSpec {
     TaskSpec { service: NAME, kind, sort: TaskSort::Permanent, does }

@@ -27,12 +27,16 @@ pub(crate) async fn retain(shared: Arc<Shared>, commands: Arc<Receiver<()>>) -> 
             () = shared.service.shutdown().draining() => return Ok(()),
             command = commands.recv() => if command.is_none() { return Ok(()) },
         }
+        if shared.damage().is_some() {
+            continue;
+        }
         let working = shared.clone();
-        match tokio::task::spawn_blocking(move || decide(&working)).await? {
-            Ok(false) => {}
-            Ok(true) => remove(&shared).await?,
-            Err(RestoreError::Damaged { version, what }) => shared.damaged(version, &what),
-            Err(error) => tracing::warn!(%error, "nothing could be pruned; once more later"),
+        match tokio::task::spawn_blocking(move || decide(&working)).await {
+            Ok(Ok(false)) => {}
+            Ok(Ok(true)) => remove(&shared).await?,
+            Ok(Err(RestoreError::Damaged { version, what })) => shared.damaged(version, &what),
+            Err(panic) => shared.panicked("retention", &panic.to_string()),
+            Ok(Err(error)) => tracing::warn!(%error, "nothing could be pruned; once more later"),
         }
     }
 }
@@ -41,11 +45,15 @@ pub(crate) async fn retain(shared: Arc<Shared>, commands: Arc<Receiver<()>>) -> 
 async fn remove(shared: &Arc<Shared>) -> TaskResult {
     loop {
         let writer = shared.store.note_writer();
-        let removed = tokio::task::spawn_blocking(move || writer.prune(BATCH)).await?;
+        let removed = tokio::task::spawn_blocking(move || writer.prune(BATCH)).await;
         match removed {
-            Ok(0) => return Ok(()),
-            Ok(_) => {}
-            Err(error) => {
+            Ok(Ok(0)) => return Ok(()),
+            Ok(Ok(_)) => {}
+            Err(panic) => {
+                shared.panicked("retention", &panic.to_string());
+                return Ok(());
+            }
+            Ok(Err(error)) => {
                 tracing::warn!(%error, "pruned entries could not be removed; once more later");
                 return Ok(());
             }

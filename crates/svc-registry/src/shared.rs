@@ -17,18 +17,24 @@ use ron_kernel::lock::Lock;
 use ron_log::checkpoint::cosignature;
 use ron_log::note::NoteSignature;
 use ron_log::tree::Hash;
-use ron_log::{Checkpoint, Head, Note, NoteKey, TrustRoots};
+use ron_log::{B3, Checkpoint, Head, Note, NoteKey, TrustRoots};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::{Notify, broadcast};
+use tokio::sync::{Notify, Semaphore, broadcast};
 
 /// How often an idempotent read is tried, and the pause between.
 const TRIES: u32 = 3;
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_CAP: Duration = Duration::from_secs(2);
+
+/// Threads that reads may keep busy at one time; the rest of those that may block is left to others.
+const READS_MAX: usize = 32;
+
+/// Commits with an open outcome that are remembered.
+const OPEN_MAX: usize = 1024;
 
 /// Entries that streams find without asking the store.
 const RECENT_MAX: usize = 1024;
@@ -38,6 +44,13 @@ pub(crate) static RECENT: LockSpec = LockSpec {
     name: "recent",
     rank: 20,
     guards: "the newest entries' heads, for streams; taken for a copy of a few",
+};
+
+pub(crate) static OPEN: LockSpec = LockSpec {
+    service: "registry",
+    name: "open",
+    rank: 21,
+    guards: "the ids of commits whose outcome nobody was told; taken for one of them",
 };
 
 #[derive(Debug)]
@@ -74,8 +87,12 @@ pub(crate) struct Shared {
     /// What forbids to sign and to write.
     pub(crate) holds: Holds,
     pub(crate) highest: Highest,
+    /// A place on a thread for each read.
+    reads: Arc<Semaphore>,
     /// The newest entries, for streams that are not far behind.
     recent: Lock<VecDeque<HeadInfo>>,
+    /// Commits whose outcome was open when they were answered.
+    open: Lock<VecDeque<B3>>,
     /// What is known to be damaged: writes are refused.
     damage: ArcSwapOption<String>,
 }
@@ -193,9 +210,11 @@ impl Shared {
         let page = head_page(&view.head, checkpoint.as_ref());
         Arc::new(Shared {
             numbers: Numbers::new(&service),
+            reads: Arc::new(Semaphore::new(READS_MAX)),
             recent: Lock::new(service.inventory(), &RECENT, VecDeque::new()),
             holds: Holds::new(&service),
             highest,
+            open: Lock::new(service.inventory(), &OPEN, VecDeque::new()),
             troubles: Troubles { service: service.clone(), on: Default::default() },
             service,
             store,
@@ -248,6 +267,34 @@ impl Shared {
         recent.iter().skip(skip).take(count).copied().collect()
     }
 
+    /// Nobody knows yet what became of a commit.
+    pub(crate) fn note_open(&self, id: B3) {
+        let mut open = self.open.lock();
+        if !open.contains(&id) {
+            open.push_back(id);
+        }
+        if open.len() > OPEN_MAX {
+            open.pop_front();
+        }
+    }
+
+    /// Now it is known.
+    pub(crate) fn forget_open(&self, id: B3) {
+        self.open.lock().retain(|open| *open != id);
+    }
+
+    /// The store was read anew: what is not in it did not happen, and will not.
+    pub(crate) fn forget_all_open(&self) {
+        self.open.lock().clear();
+    }
+
+    /// How it stands with a commit of which the store knows nothing, if its outcome is open.
+    pub(crate) fn open(&self, id: B3) -> Option<&'static str> {
+        let undecided = self.damage().is_some() || self.store.disk().flush_failed();
+        let state = if undecided { "unknown" } else { "pending" };
+        self.open.lock().contains(&id).then_some(state)
+    }
+
     /// Serves a checkpoint from now on.
     pub(crate) fn publish_checkpoint(&self, signed: Signed) {
         self.checkpoint.store(Some(Arc::new(signed)));
@@ -266,14 +313,38 @@ impl Shared {
     /// Something that was stored is not what it was: nothing is written on top of it any more.
     pub(crate) fn damaged(&self, version: u64, what: &str) {
         tracing::error!(version, what, "the registry's store is damaged: writes are refused");
-        let text = format!("version {version} is damaged");
+        self.stop_writes(format!("version {version} is damaged"), &format!("corrupt_version_{version}"));
+    }
+
+    /// Work on the store panicked, as it does over a page that makes no sense: that is damage too.
+    pub(crate) fn panicked(&self, work: &str, panic: &str) {
+        tracing::error!(work, panic, "the registry's store makes no sense: writes are refused");
+        self.stop_writes(format!("{work} failed: the store is damaged"), "corrupt_store");
+    }
+
+    fn stop_writes(&self, text: String, cause: &str) {
         if self.damage.compare_and_swap(&None::<Arc<String>>, Some(Arc::new(text))).is_none() {
-            self.service.lose(&format!("corrupt_version_{version}"), Severity::WritesShed);
+            self.service.lose(cause, Severity::WritesShed);
         }
     }
 
     pub(crate) fn damage(&self) -> Option<Arc<String>> {
         self.damage.load_full()
+    }
+
+    /// Reads on a thread that may block, once one is free for that.
+    pub(crate) async fn reading<T: Send + 'static>(
+        &self,
+        read: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, tokio::task::JoinError> {
+        let place = self.reads.clone().acquire_owned().await.expect("nobody closes it");
+        // The place is kept until the work ends, also when nobody waits for it any more.
+        tokio::task::spawn_blocking(move || {
+            let done = read();
+            drop(place);
+            done
+        })
+        .await
     }
 
     /// Reads the store on a thread that may block; a failure is tried again after a pause, a few times.
@@ -286,7 +357,7 @@ impl Shared {
         let mut pause = PAUSE_MIN;
         for tried in 1.. {
             let (store, read) = (self.store.clone(), read.clone());
-            let done = tokio::task::spawn_blocking(move || read(&store.reader()?)).await;
+            let done = self.reading(move || read(&store.reader()?)).await;
             match done {
                 Ok(Err(StoreError::Database(error))) if tried < TRIES => {
                     tracing::warn!(op, %error, "the registry's store could not be read; once more");
@@ -295,7 +366,7 @@ impl Shared {
                     pause = (pause * 2).min(PAUSE_CAP);
                 }
                 Ok(done) => return done,
-                // A page that cannot be made sense of may panic below.
+                // A page that cannot be made sense of may panic below; the deep verifier says whether it is damage.
                 Err(panic) => return Err(StoreError::Damaged(panic.to_string())),
             }
         }
@@ -321,7 +392,7 @@ fn head_page(head: &HeadInfo, checkpoint: Option<&Signed>) -> Page {
 
 /// A strong validator of a body.
 pub(crate) fn etag(body: &[u8]) -> String {
-    format!("\"{}\"", &ron_log::B3::of(body).to_string()[3..35])
+    format!("\"{}\"", &B3::of(body).to_string()[3..35])
 }
 
 /// The wall clock.

@@ -10,6 +10,7 @@ use http::Response;
 use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE, HeaderValue};
 use ron_kernel::http::{Body, BodyError};
 use ron_kernel::problem::{Rejection, X_CORR_ID};
+use ron_kernel::sync::Permit;
 use ron_log::export::{ExportWriter, FrameKind};
 use ron_log::tile::{TILE_WIDTH, Tile};
 use std::sync::Arc;
@@ -19,14 +20,17 @@ const PIECE: usize = 256;
 const PIECE_BYTES: usize = 1 << 20;
 
 impl Api {
-    pub(super) fn export(&self, asked: &Asked<'_>) -> Result<Response<Body>, Rejection> {
+    pub(super) fn export(&self, mut asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
         let head = self.shared.head().version;
-        let exporter = Exporter { shared: self.shared.clone(), head, part: Part::Begin };
+        let permit = self.take(&self.exports, "read", "too many exports are under way")?;
+        let permits = (permit, asked.inflight.take());
+        let exporter = Exporter { shared: self.shared.clone(), head, part: Part::Begin, _permits: permits };
         let body = unfold(exporter, |exporter: Exporter| async move {
             if matches!(exporter.part, Part::Done) {
                 return None;
             }
-            let made = tokio::task::spawn_blocking(move || exporter.piece()).await;
+            let shared = exporter.shared.clone();
+            let made = shared.reading(move || exporter.piece()).await;
             match made {
                 Ok(Ok((piece, exporter))) => Some((Ok(Bytes::from(piece)), exporter)),
                 Ok(Err((error, exporter))) => {
@@ -51,6 +55,8 @@ struct Exporter {
     /// The last version that goes in.
     head: u64,
     part: Part,
+    /// Until the last piece was sent it is one of the exports, and a request being answered.
+    _permits: (Permit, Option<Permit>),
 }
 
 enum Part {

@@ -31,16 +31,15 @@ impl Api {
         let there = Tile::of(tile.level, tile.index, size).filter(|there| there.width >= tile.width);
         there.ok_or_else(|| not_found("the tree has no such tile yet"))?;
         let bytes = match path {
-            TilePath::Hashes(tile) => self.shared.read("tile", move |reader| reader.tile(tile)).await,
+            TilePath::Hashes(tile) => self.read(&asked, "tile", move |reader| reader.tile(tile)).await,
             TilePath::Entries(tile) => {
                 if tile.start() < self.shared.min_version() {
                     return self.pruned(tile.start(), &asked);
                 }
-                self.shared.read("tile", move |reader| bundle(reader, tile)).await
+                self.read(&asked, "tile", move |reader| bundle(reader, tile)).await
             }
         };
-        let bytes = bytes.map_err(|error| unreadable(&error))?;
-        let bytes = bytes.ok_or_else(|| unreadable(&StoreError::Damaged(format!("{path} is missing"))))?;
+        let bytes = bytes?.ok_or_else(|| unreadable(&StoreError::Damaged(format!("{path} is missing"))))?;
         let etag = crate::shared::etag(&bytes);
         Ok(answer::immutable(answer::raw(200, bytes, answer::BYTES, asked.corr), &etag, asked.headers()))
     }
@@ -53,7 +52,7 @@ impl Api {
         if version >= size || size > now {
             return Err(not_found("there is no such entry in that tree"));
         }
-        let path = self.path(version, size).await?;
+        let path = self.path(&asked, version, size).await?;
         let body = json!({"version": version, "size": size, "hashes": encoded(&path)});
         Ok(answer::value(200, &body, asked.format, asked.corr))
     }
@@ -65,33 +64,35 @@ impl Api {
         if from > to || to > now {
             return Err(not_found("there is no such tree"));
         }
-        let path = self.shared.read("proof", move |reader| consistency_path(reader, from, to)).await;
-        let path = path.map_err(|error| unreadable(&error))?;
+        let path = self.read(&asked, "proof", move |reader| consistency_path(reader, from, to)).await?;
         let body = json!({"from": from, "to": to, "hashes": encoded(&path)});
         Ok(answer::value(200, &body, asked.format, asked.corr))
     }
 
     /// The proof of an entry under the newest checkpoint; null while none covers it.
-    pub(super) async fn proof_under_checkpoint(&self, version: u64) -> Result<Value, Rejection> {
+    pub(super) async fn proof_under_checkpoint(
+        &self,
+        asked: &Asked<'_>,
+        version: u64,
+    ) -> Result<Value, Rejection> {
         let signed = self.shared.checkpoint.load_full();
         let Some(signed) = signed.filter(|signed| signed.size > version) else { return Ok(Value::Null) };
-        let path = self.path(version, signed.size).await?;
+        let path = self.path(asked, version, signed.size).await?;
         Ok(
             json!({"index": version, "size": signed.size, "hashes": encoded(&path), "checkpoint": signed.note.to_string()}),
         )
     }
 
-    async fn path(&self, version: u64, size: u64) -> Result<Vec<Hash>, Rejection> {
-        let path = self.shared.read("proof", move |reader| {
+    async fn path(&self, asked: &Asked<'_>, version: u64, size: u64) -> Result<Vec<Hash>, Rejection> {
+        let path = self.read(asked, "proof", move |reader| {
             inclusion(version, size, |tile| reader.sure_tile(tile)).map_err(of_proof)
         });
-        path.await.map_err(|error| unreadable(&error))
+        path.await
     }
 
     pub(super) async fn retention(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
-        let found =
-            self.shared.read("manifests", |reader| Ok((reader.min_version()?, reader.manifests()?))).await;
-        let (min_version, notes) = found.map_err(|error| unreadable(&error))?;
+        let found = self.read(&asked, "manifests", |reader| Ok((reader.min_version()?, reader.manifests()?)));
+        let (min_version, notes) = found.await?;
         let notes: Vec<String> =
             notes.iter().map(|note| String::from_utf8_lossy(note).into_owned()).collect();
         let policy = self.shared.settings.load().retention.policy.as_str();
@@ -100,8 +101,7 @@ impl Api {
     }
 
     pub(super) async fn snapshot(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
-        let found = self.shared.read("snapshot", |reader| reader.snapshot(u64::MAX)).await;
-        let found = found.map_err(|error| unreadable(&error))?;
+        let found = self.read(&asked, "snapshot", |reader| reader.snapshot(u64::MAX)).await?;
         let (version, note, state) = found.ok_or_else(|| not_found("there is no snapshot yet"))?;
         let note = Value::from(String::from_utf8_lossy(&note).into_owned());
         let text = format!(

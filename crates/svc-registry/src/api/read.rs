@@ -1,7 +1,7 @@
 //! The requests that read: HEAD, entries, items, proposals.
 
 use super::answer::{self, malformed, not_found};
-use super::{Api, Asked, unreadable};
+use super::{Api, Asked, in_time, unreadable};
 use crate::pending::proposed;
 use crate::store::{Gone, RestoreError};
 use crate::view::Items;
@@ -55,8 +55,8 @@ impl Api {
         if let Some(refused) = self.not_kept(version, &asked) {
             return refused;
         }
-        let found = self.shared.read("entry", move |reader| reader.pair(version)).await;
-        let Some((record, payload)) = found.map_err(|error| unreadable(&error))? else {
+        let found = self.read(&asked, "entry", move |reader| reader.pair(version)).await?;
+        let Some((record, payload)) = found else {
             return self.pruned(version, &asked);
         };
         let text = entry_text(&record, &payload);
@@ -72,8 +72,7 @@ impl Api {
             return self.pruned(from, &asked);
         }
         let count = (head + 1).saturating_sub(from).min(limit) as usize;
-        let found = self.shared.read("log", move |reader| reader.pairs(from, count, PAGE_BYTES)).await;
-        let found = found.map_err(|error| unreadable(&error))?;
+        let found = self.read(&asked, "log", move |reader| reader.pairs(from, count, PAGE_BYTES)).await?;
         let next = found.last().map_or(from, |(version, _, _)| version + 1);
         let mut text = String::from("{\"entries\":[");
         for (index, (_, record, payload)) in found.iter().enumerate() {
@@ -121,10 +120,9 @@ impl Api {
         item_text(&mut text, &key, *version, body);
         if asked.query.flag("proof")? {
             let version = *version;
-            let found = self.shared.read("entry", move |reader| reader.pair(version)).await;
-            let entry = found.map_err(|error| unreadable(&error))?;
+            let entry = self.read(&asked, "entry", move |reader| reader.pair(version)).await?;
             let entry = entry.map_or("null".to_owned(), |(record, payload)| entry_text(&record, &payload));
-            let proof = self.proof_under_checkpoint(version).await?;
+            let proof = self.proof_under_checkpoint(&asked, version).await?;
             let _ = write!(text, ",\"entry\":{entry},\"proof\":{proof}");
         }
         text.push('}');
@@ -141,10 +139,14 @@ impl Api {
         if at > self.shared.head().version {
             return Err(not_found("there is no such version yet"));
         }
+        let permit = self.take(&self.replays, "read", "too many states of the past are being worked out")?;
         let shared = self.shared.clone();
-        let state =
-            tokio::task::spawn_blocking(move || shared.store.state_at(at, &shared.roots, &shared.log_key));
-        match state.await {
+        let state = self.shared.reading(move || {
+            let state = shared.store.state_at(at, &shared.roots, &shared.log_key);
+            drop(permit);
+            state
+        });
+        match in_time(asked, state).await? {
             Ok(Ok(state)) => Ok(Ok((at, Items::of(&state)))),
             Ok(Err(RestoreError::Store(error))) => Err(unreadable(&error)),
             Ok(Err(RestoreError::Pruned { .. })) => Ok(Err(self.pruned(at, asked)?)),
@@ -159,7 +161,7 @@ impl Api {
     pub(super) async fn list_proposals(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
         let signers = self.shared.view.load().signers.clone();
         let quorum = json!({"m": signers.threshold(), "n": signers.approvers()});
-        let list = self.shared.read("proposals", move |reader| {
+        let list = self.read(&asked, "proposals", move |reader| {
             let mut list = Vec::new();
             for id in reader.proposals()? {
                 let Some(kept) = reader.proposal(id)? else { continue };
@@ -174,7 +176,7 @@ impl Api {
             }
             Ok(list)
         });
-        let list = list.await.map_err(|error| unreadable(&error))?;
+        let list = list.await?;
         Ok(answer::value(200, &json!({"proposals": list}), asked.format, asked.corr))
     }
 
@@ -182,7 +184,7 @@ impl Api {
         let id = B3::parse(asked.part(0));
         let id = id.ok_or_else(|| malformed("an id is b3: and 64 lowercase hexadecimal digits"))?;
         let (signers, head) = (self.shared.view.load().signers.clone(), self.shared.head().version);
-        let found = self.shared.read("proposal", move |reader| {
+        let found = self.read(&asked, "proposal", move |reader| {
             if let Some(version) = reader.committed(id)? {
                 // Written, and shown to nobody: its flush failed, or is not yet over.
                 if version > head {
@@ -200,7 +202,14 @@ impl Api {
                 json!({"proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": state, "ended_at": at})
             }))
         });
-        let found = found.await.map_err(|error| unreadable(&error))?;
+        let open = || {
+            let state = self.shared.open(id)?;
+            Some(json!({"proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": state}))
+        };
+        let found = match found.await {
+            Ok(found) => found.or_else(open),
+            Err(rejection) => Some(open().ok_or(rejection)?),
+        };
         let body = found.ok_or_else(|| not_found("no such proposal is known"))?;
         Ok(answer::value(200, &body, asked.format, asked.corr))
     }

@@ -12,7 +12,6 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use http_body::{Body as HttpBody, Frame};
 use ron_kernel::http::{Body, BodyError, WritePatience};
 use ron_kernel::problem::{Rejection, X_CORR_ID};
-use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
 use ron_log::{B3, Entry, Head};
 use serde_json::{Value, json};
@@ -29,18 +28,18 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const AT_ONCE: usize = 16;
 
 impl Api {
-    pub(super) fn stream(&self, endpoint: Endpoint, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
+    pub(super) fn stream(
+        &self,
+        endpoint: Endpoint,
+        mut asked: Asked<'_>,
+    ) -> Result<Response<Body>, Rejection> {
         let after = match asked.headers().get(LAST_EVENT_ID) {
             None => None,
             Some(id) => {
                 Some(parse_id(id.as_bytes()).ok_or_else(|| malformed("Last-Event-ID is no id of ours"))?)
             }
         };
-        let permit = self
-            .streams
-            .try_take()
-            .ok_or_else(|| Rejection::new(Reason::Busy, "too many streams are open").retry_after(1))?;
-        let cursor = Cursor::new(&self.shared, after, asked.budget.client, permit);
+        let cursor = Cursor::new(&self.shared, after, asked.budget.client, asked.place.take());
         if endpoint == Endpoint::WebSocket {
             return super::websocket::upgrade(&self.shared, &asked, cursor);
         }
@@ -146,7 +145,7 @@ pub(super) struct Cursor {
     next: u64,
     until: Option<Instant>,
     ended: bool,
-    _permit: Permit,
+    _place: Option<Permit>,
 }
 
 impl Cursor {
@@ -154,12 +153,12 @@ impl Cursor {
         shared: &Arc<Shared>,
         after: Option<(u64, String)>,
         until: Option<Instant>,
-        permit: Permit,
+        place: Option<Permit>,
     ) -> Cursor {
         // Subscribed before HEAD is looked at, so that nothing falls between.
         let committed = shared.committed.subscribe();
         let next = shared.head().version + 1;
-        Cursor { shared: shared.clone(), committed, after, next, until, ended: false, _permit: permit }
+        Cursor { shared: shared.clone(), committed, after, next, until, ended: false, _place: place }
     }
 
     /// The next events, or none at the end. `stalled` is how long the last ones took to be accepted. Cancel-safe.
@@ -322,10 +321,9 @@ mod tests {
     use super::*;
     use crate::config::RegistrySettings;
     use crate::fixture::Fixture;
-    use ron_kernel::sync::Permits;
 
     fn cursor(registry: &Fixture, after: Option<(u64, String)>) -> Cursor {
-        Cursor::new(&registry.shared, after, None, Permits::new(1).try_take().unwrap())
+        Cursor::new(&registry.shared, after, None, None)
     }
 
     fn versions(events: &[Event]) -> Vec<u64> {

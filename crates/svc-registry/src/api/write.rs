@@ -35,7 +35,11 @@ enum Level {
 }
 
 impl Api {
-    pub(super) async fn propose(&self, asked: Asked<'_>, body: Body) -> Result<Response<Body>, Rejection> {
+    pub(super) async fn propose(
+        &self,
+        mut asked: Asked<'_>,
+        body: Body,
+    ) -> Result<Response<Body>, Rejection> {
         let commit = asked.query.flag("commit")?;
         let level = level(&asked)?;
         if commit {
@@ -47,7 +51,7 @@ impl Api {
         let id = proposal.b3();
         let ask = Ask::Propose { proposal: Arc::new(proposal), approvals, commit };
         match self.submit(&self.proposals, ask, &asked, "propose").await? {
-            Done::Committed(info) => self.committed(&asked, info, level).await,
+            Done::Committed(info) => self.committed(&mut asked, info, level).await,
             Done::Proposed { ends_at, .. } => {
                 let body = json!({"proposal_id": id.to_string(), "payload_b3": id.to_string(), "expires_at": ends_at});
                 Ok(answer::value(202, &body, asked.format, asked.corr))
@@ -74,11 +78,11 @@ impl Api {
         }
     }
 
-    pub(super) async fn commit(&self, asked: Asked<'_>, body: Body) -> Result<Response<Body>, Rejection> {
+    pub(super) async fn commit(&self, mut asked: Asked<'_>, body: Body) -> Result<Response<Body>, Rejection> {
         let (id, level) = (id(&asked)?, level(&asked)?);
         self.body(&asked, body).await?;
         match self.submit(&self.proposals, Ask::Commit { id }, &asked, "commit").await? {
-            Done::Committed(info) => self.committed(&asked, info, level).await,
+            Done::Committed(info) => self.committed(&mut asked, info, level).await,
             Done::Proposed { .. } | Done::Approved { .. } | Done::Withdrawn => Err(other_answer()),
         }
     }
@@ -112,13 +116,9 @@ impl Api {
         asked: &Asked<'_>,
         endpoint: &'static str,
     ) -> Result<Done, Rejection> {
-        let commits = match &ask {
-            Ask::Propose { proposal, commit: true, .. } => Some(proposal.b3()),
-            Ask::Commit { id } => Some(*id),
-            _ => None,
-        };
+        let commits = ask.commits();
         let bytes = if let Ask::Propose { proposal, .. } = &ask { proposal.bytes().len() } else { 0 };
-        let (reply, answer) = oneshot::channel();
+        let (reply, mut answer) = oneshot::channel();
         let claim = Arc::new(Claim::default());
         let deadline = asked.budget.until;
         let job = Job { ask, asked: Instant::now(), deadline, claim: claim.clone(), reply };
@@ -132,23 +132,35 @@ impl Api {
             Err(PushError::Closed(_)) => return Err(Rejection::new(Reason::NotReady, "nobody takes it now")),
         }
         let unknown = |detail: &'static str| match commits {
-            Some(id) => located(Rejection::new(Reason::CommitUnknown, detail), id),
+            Some(id) => {
+                self.shared.note_open(id);
+                located(Rejection::new(Reason::CommitUnknown, detail), id)
+            }
             None => Rejection::new(Reason::Timeout, detail),
         };
         tokio::select! {
             biased;
-            answered = answer => match answered {
+            answered = &mut answer => match answered {
                 Ok(Ok(done)) => Ok(done),
                 Ok(Err(refusal)) => Err(self.refused(refusal, commits, endpoint)),
                 Err(_dropped) => Err(unknown("whoever did it is gone")),
             },
             () = tokio::time::sleep_until(deadline.into()) => {
                 self.shared.numbers.commit_timeouts.inc();
-                Err(if claim.give_up() {
-                    Rejection::new(Reason::Timeout, "the deadline passed in the queue; nothing was done")
-                } else {
-                    unknown("the deadline passed while it was written")
-                })
+                if claim.give_up() {
+                    let late = "the deadline passed in the queue; nothing was done";
+                    return Err(Rejection::new(Reason::Timeout, late));
+                }
+                let open = unknown("the deadline passed while it was written");
+                // From here on the Committer sees that nobody listens; what it said just before counts.
+                answer.close();
+                match (answer.try_recv(), commits) {
+                    (Ok(reply), Some(id)) => {
+                        self.shared.forget_open(id);
+                        reply.map_err(|refusal| self.refused(refusal, commits, endpoint))
+                    }
+                    _ => Err(open),
+                }
             }
         }
     }
@@ -168,7 +180,7 @@ impl Api {
     /// Answers a commit once it has come as far as was asked.
     async fn committed(
         &self,
-        asked: &Asked<'_>,
+        asked: &mut Asked<'_>,
         info: HeadInfo,
         level: Level,
     ) -> Result<Response<Body>, Rejection> {
@@ -192,6 +204,10 @@ impl Api {
                 told.await;
             }
         };
+        if level != Level::Durable {
+            // Its place among those that wait was taken before anything was done.
+            asked.inflight = None;
+        }
         if tokio::time::timeout_at(asked.budget.until.into(), wait).await.is_err() {
             let detail = format!("it is committed as version {}; the rest takes longer", info.version);
             return Err(located(Rejection::new(Reason::Timeout, detail), info.payload_b3));

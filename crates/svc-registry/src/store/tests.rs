@@ -20,6 +20,7 @@ struct Media {
     unflushed: Vec<(usize, Vec<u8>, Vec<u8>)>,
     flush_fails: bool,
     full: bool,
+    panics: bool,
     flushes: u64,
 }
 
@@ -30,6 +31,11 @@ impl Faulty {
 
     pub(crate) fn fail_flushes(&self, fail: bool) {
         self.set(|media| media.flush_fails = fail);
+    }
+
+    /// Every write panics, as redb does over a page that makes no sense.
+    pub(crate) fn panic_on_write(&self) {
+        self.set(|media| media.panics = true);
     }
 
     fn set(&self, change: impl FnOnce(&mut Media)) {
@@ -85,6 +91,11 @@ impl StorageBackend for Faulty {
 
     fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
         let mut media = self.0.lock().unwrap();
+        let panics = media.panics;
+        if panics {
+            drop(media);
+            panic!("a page makes no sense");
+        }
         if media.full {
             return Err(ErrorKind::StorageFull.into());
         }

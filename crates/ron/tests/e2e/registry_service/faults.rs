@@ -125,6 +125,8 @@ fn slow_storage_sheds_writes_first_and_an_open_outcome_is_never_a_guess() {
         let open = first.join().unwrap();
         assert_eq!((open.status, open.reason()), (504, "commit_unknown"));
         let status = open.header("location").unwrap().to_owned();
+        let seen = registry.get(&status);
+        assert_eq!(seen.status, 200, "an open outcome is a state: {}", seen.text());
         registry.node.eventually("it is decided", |_| registry.get(&status).json()["state"] == "committed");
     });
     registry.node.eventually("writes are taken again", |_| registry.ready("write").status == 200);

@@ -52,7 +52,7 @@ fn what_a_checkpoint_covers_is_let_go_and_can_still_be_proved() {
 fn limits_refuse_what_is_too_much() {
     let registry = Registry::start(&format!(
         "{OPEN}limits = {{ rps = 200, inflight = 2, pending_max = 2, proposal_ttl = \"1h\", max_conns = 64, max_conns_per_ip = 60, \
-         read_timeout = \"400ms\", write_timeout = \"5s\", idle_timeout = \"600ms\" }}\n"
+         read_timeout = \"400ms\", write_timeout = \"5s\", idle_timeout = \"600ms\" }}\nstream = {{ max_clients = 1 }}\n"
     ));
     for n in 0..2 {
         assert_eq!(
@@ -67,18 +67,25 @@ fn limits_refuse_what_is_too_much() {
     let expires = registry.get("/registry/proposals").json()["proposals"][0]["expires_at"].as_u64().unwrap();
     assert!(expires <= begun + 3_600_000, "the time to live bounds what it asks for");
     let address = registry.address();
-    #[expect(clippy::needless_collect, reason = "both begin before the first is waited for")]
-    let waiting: Vec<_> = (0..2)
-        .map(|_| {
-            let address = address.clone();
-            std::thread::spawn(move || get(&address, "/registry/head?wait=1500ms&after=0").status)
-        })
-        .collect();
-    registry.node.eventually("two are being answered", |node| {
-        node.metric("inflight_requests{service=\"registry\"}") == 2.0
+    let inflight = "inflight_requests{service=\"registry\"}";
+    let waits = address.clone();
+    let waiting = std::thread::spawn(move || get(&waits, "/registry/head?wait=20s&after=0").status);
+    registry.node.eventually("one waits", |node| node.metric("stream_clients") == 1.0);
+    assert_eq!(registry.metric(inflight), 0.0, "whoever waits keeps nobody from being answered");
+    assert_eq!(registry.get("/registry/head?wait=1s").reason(), "busy", "only so many may wait");
+    let bodies: Vec<_> =
+        (0..2).map(|n| registry.approved(&registry.payload(&n.to_string(), &json!(n)))).collect();
+    registry.node.admin_post("/debug/registry/stall", r#"{"task":"storage","for":"1s"}"#);
+    std::thread::scope(|scope| {
+        let commit = |body| registry.post("/registry/proposals?commit=true", body).status;
+        let [first, second] = [&bodies[0], &bodies[1]].map(|body| scope.spawn(move || commit(body)));
+        registry.node.eventually("two are being answered", |node| node.metric(inflight) == 2.0);
+        assert_eq!(registry.get("/registry/head").reason(), "busy");
+        assert_eq!((first.join().unwrap(), second.join().unwrap()), (201, 201));
     });
-    assert_eq!(registry.get("/registry/head").reason(), "busy");
-    assert!(waiting.into_iter().all(|thread| thread.join().unwrap() == 200));
+    assert_eq!(waiting.join().unwrap(), 200);
+    let late = request(&address, "GET", "/registry/1", &[("Deadline", "1")], b"").unwrap();
+    assert_eq!((late.status, late.reason()), (504, "timeout"), "a read has a deadline too");
     let mut slow = Client::connect(&address).unwrap();
     slow.send(b"POST /registry/proposals HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nab").unwrap();
     assert_eq!(slow.read_answer("POST").unwrap().reason(), "read_timeout");
