@@ -15,7 +15,7 @@ use crate::shared::Shared;
 use crate::store::{Reader, StoreError};
 use answer::{Format, Query};
 use arc_swap::ArcSwap;
-use http::header::{ALLOW, AUTHORIZATION, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
+use http::header::{ALLOW, AUTHORIZATION, HOST, HeaderMap, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{Request, Response};
 use ron_kernel::admission::bucket::{Rate, Single, Verdict};
@@ -183,6 +183,9 @@ impl Api {
         let format = Format::wanted(request.headers());
         let (head, body) = request.into_parts();
         let mut asked = Asked { head, conn, corr, parts, query, format, budget, inflight: None, place: None };
+        if route.scope.is_some() || route.endpoint == Endpoint::WebSocket {
+            same_site(&asked)?;
+        }
         if let Some(scope) = route.scope {
             self.authorize(&asked, scope, &settings)?;
         }
@@ -278,7 +281,8 @@ impl Api {
         let challenge =
             |rejection: Rejection| rejection.header(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         let sent = asked.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let Some(token) = sent.and_then(|value| value.strip_prefix("Bearer ")) else {
+        let bearer = sent.and_then(|value| value.split_once(' '));
+        let Some((_, token)) = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")) else {
             let detail = format!("send a capability with the scope {scope} as Authorization: Bearer");
             return Err(challenge(Rejection::new(Reason::Unauth, detail)));
         };
@@ -300,6 +304,20 @@ fn waits(endpoint: Endpoint, query: &Query) -> bool {
         (Endpoint::Stream | Endpoint::WebSocket, _) | (Endpoint::Head, Some(_)) => true,
         (_, Some(level)) => level != "durable",
         (_, None) => false,
+    }
+}
+
+/// A page of another site may not write through the browser of somebody who can, nor listen over WebSocket. The
+/// scheme does not matter: encryption may end before us.
+fn same_site(asked: &Asked<'_>) -> Result<(), Rejection> {
+    let Some(origin) = asked.headers().get(ORIGIN) else { return Ok(()) };
+    let origin = origin.to_str().unwrap_or("");
+    let site = origin.strip_prefix("http://").or(origin.strip_prefix("https://"));
+    let host = asked.headers().get(HOST).and_then(|host| host.to_str().ok());
+    let host = asked.head.uri.authority().map(|authority| authority.as_str()).or(host);
+    match site.zip(host) {
+        Some((site, host)) if site.eq_ignore_ascii_case(host) => Ok(()),
+        _ => Err(Rejection::new(Reason::Forbidden, "the Origin is another site's")),
     }
 }
 

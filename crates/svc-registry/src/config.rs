@@ -202,7 +202,8 @@ impl RegistrySettings {
         if !self.trust_roots_b3.is_empty() && B3::parse(&self.trust_roots_b3).is_none() {
             problems.add("registry.trust_roots_b3", "is not b3: and 64 lowercase hexadecimal digits");
         }
-        if self.auth == Auth::Open && !self.listen.ip().is_loopback() && !danger_ok {
+        let mut listens = std::iter::once(self.listen).chain(self.tls.iter().map(|tls| tls.listen));
+        if self.auth == Auth::Open && listens.any(|listen| !listen.ip().is_loopback()) && !danger_ok {
             problems.add(
                 "registry.auth",
                 "is \"open\" on an address that is not loopback: anybody could write; set node.danger_ok = true if that is meant",

@@ -344,6 +344,7 @@ fn what_cannot_be_read_is_refused_and_bombs_are_stopped() {
     }
     for bad in [
         "/registry/log?from=x",
+        "/registry/log?limit=0",
         "/registry/items/nokind/1",
         "/registry/head?wait=soon",
         "/registry/proof/inclusion",
@@ -406,6 +407,31 @@ fn a_write_needs_a_capability_with_its_scope() {
 }
 
 #[test]
+fn a_page_of_another_site_can_neither_write_nor_listen() {
+    let registry = Registry::start(OPEN);
+    let (address, body) = (registry.address(), registry.payload("a", &json!(1)).to_string());
+    let send = |method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]| {
+        let answer = request(&address, method, path, headers, body).unwrap();
+        (answer.status, answer.reason().to_owned())
+    };
+    let json = ("Content-Type", "application/json");
+    // What the requests of these tests call their host.
+    let own = "http://test";
+    let foreign = ("Origin", "http://elsewhere.example");
+    let refused = (403, "forbidden".to_owned());
+    assert_eq!(send("POST", "/registry/proposals", &[json, foreign], body.as_bytes()), refused);
+    assert_eq!(send("POST", "/registry/supersede", &[("Origin", "null")], b""), refused);
+    assert_eq!(send("GET", "/registry/ws", &[foreign], b""), refused);
+    assert_eq!(send("GET", "/registry/head", &[foreign], b"").0, 200, "reading is for everybody");
+    for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"] {
+        let sent = send("POST", "/registry/proposals", &[("Content-Type", kind)], body.as_bytes());
+        assert_eq!(sent, (400, "malformed".to_owned()), "{kind}");
+    }
+    assert_eq!(send("POST", "/registry/proposals", &[], body.as_bytes()).0, 400, "no type at all");
+    assert_eq!(send("POST", "/registry/proposals", &[json, ("Origin", own)], body.as_bytes()).0, 202);
+}
+
+#[test]
 fn cbor_is_spoken_as_well_as_json() {
     let registry = Registry::start(OPEN);
     let body = registry.approved(&registry.payload("a", &json!({"f": 1.5, "n": -3, "t": ["é", null, true]})));
@@ -421,7 +447,13 @@ fn cbor_is_spoken_as_well_as_json() {
     assert_eq!((answer.status, answer.header("content-type")), (201, Some("application/cbor")));
     assert_eq!(svc_registry::cbor::decode(&answer.body).unwrap()["version"], 1);
     let entry = request(&registry.address(), "GET", "/registry/1", &headers[1..], b"").unwrap();
-    assert_eq!(svc_registry::cbor::decode(&entry.body).unwrap(), registry.get("/registry/1").json());
+    let plain = registry.get("/registry/1");
+    assert_eq!(svc_registry::cbor::decode(&entry.body).unwrap(), plain.json());
+    assert_ne!(entry.header("etag"), plain.header("etag"), "other bytes, another tag");
+    assert_eq!((entry.header("vary"), plain.header("vary")), (Some("Accept"), Some("Accept")));
+    let first = registry.get("/registry/log?limit=1");
+    assert_eq!(first.header("cache-control"), None, "retention may move the first version");
+    assert!(registry.get("/registry/log?from=0&limit=1").header("cache-control").is_some());
     let bad = request(&registry.address(), "POST", "/registry/proposals", &headers, b"\x9f\xff").unwrap();
     assert_eq!((bad.status, bad.reason()), (400, "malformed"));
 }

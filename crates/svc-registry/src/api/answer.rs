@@ -1,7 +1,7 @@
 //! Answers in the form the client asks for.
 
 use bytes::Bytes;
-use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderMap, HeaderValue, IF_NONE_MATCH};
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderMap, HeaderValue, IF_NONE_MATCH, VARY};
 use http::{Response, StatusCode};
 use ron_kernel::http::Body;
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID};
@@ -23,12 +23,45 @@ pub(super) enum Format {
 }
 
 impl Format {
+    /// What the client likes better; JSON if it likes both as well, or neither.
     pub(super) fn wanted(headers: &HeaderMap) -> Format {
-        let accepted = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
-        if accepted.split(',').any(|kind| kind.trim().starts_with(CBOR)) {
-            Format::Cbor
-        } else {
-            Format::Json
+        let (mut json, mut cbor) = (Liking::default(), Liking::default());
+        for value in headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()) {
+            for range in value.split(',') {
+                json.consider(range, JSON);
+                cbor.consider(range, CBOR);
+            }
+        }
+        let better = (cbor.quality, cbor.closeness) > (json.quality, json.closeness);
+        if better && cbor.quality > 0 { Format::Cbor } else { Format::Json }
+    }
+}
+
+/// How well a client likes a type, by the range of `Accept` that names it most closely.
+#[derive(Debug, Default)]
+struct Liking {
+    /// In thousandths.
+    quality: u32,
+    /// 3 for the type itself, 2 and 1 for ranges with one and two stars, 0 for none.
+    closeness: u8,
+}
+
+impl Liking {
+    fn consider(&mut self, range: &str, kind: &str) {
+        let mut parts = range.split(';').map(str::trim);
+        let named = parts.next().unwrap_or("").to_ascii_lowercase();
+        let closeness = match named.as_str() {
+            "*/*" => 1,
+            "application/*" => 2,
+            named if named == kind => 3,
+            _ => return,
+        };
+        let q = parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
+        let quality = q.map_or(Some(1.0), |q| q.parse::<f64>().ok().filter(|q| (0.0..=1.0).contains(q)));
+        if closeness >= self.closeness
+            && let Some(quality) = quality
+        {
+            *self = Liking { quality: (quality * 1000.0).round() as u32, closeness };
         }
     }
 }
@@ -58,6 +91,9 @@ pub(super) fn raw(status: u16, bytes: impl Into<Bytes>, kind: &'static str, corr
     *response.status_mut() = StatusCode::from_u16(status).expect("a status of our own");
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response.headers_mut().insert(X_CORR_ID, corr.value().clone());
+    if kind == JSON || kind == CBOR {
+        response.headers_mut().insert(VARY, HeaderValue::from_static("Accept"));
+    }
     response
 }
 
@@ -67,9 +103,12 @@ pub(super) fn immutable(mut response: Response<Body>, etag: &str, asked: &Header
     tagged(response, etag, asked)
 }
 
-/// Says which version of the page it is, or only that the client has it.
+/// Says which version of the page it is, or only that the client has it. The tag is strong, so the same page in CBOR
+/// has another.
 pub(super) fn tagged(mut response: Response<Body>, etag: &str, asked: &HeaderMap) -> Response<Body> {
-    if let Ok(etag) = HeaderValue::from_str(etag) {
+    let is_cbor = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == CBOR);
+    let etag = if is_cbor { format!("{}-cbor\"", etag.trim_end_matches('"')) } else { etag.to_owned() };
+    if let Ok(etag) = HeaderValue::from_str(&etag) {
         response.headers_mut().insert(ETAG, etag);
     }
     let known = asked.get_all(IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
@@ -139,5 +178,31 @@ impl Query {
             Some("true" | "1" | "") => Ok(true),
             Some(_) => Err(malformed(format!("{name} must be true or false"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_gets_what_it_likes_better() {
+        let check = |accept: &[&str], expected: Format| {
+            let mut headers = HeaderMap::new();
+            for value in accept {
+                headers.append(ACCEPT, HeaderValue::from_str(value).unwrap());
+            }
+            assert_eq!(Format::wanted(&headers), expected, "{accept:?}");
+        };
+        check(&[], Format::Json);
+        check(&["*/*"], Format::Json);
+        check(&["application/cbor"], Format::Cbor);
+        check(&["Application/CBOR; q=0.5, */*;q=0.1"], Format::Cbor);
+        check(&["application/cbor, */*"], Format::Cbor);
+        check(&["application/json, application/cbor;q=0.9"], Format::Json);
+        check(&["application/json;q=0.2", "application/cbor;q=0.9"], Format::Cbor);
+        check(&["application/cbor;q=0"], Format::Json);
+        check(&["application/cbor;q=0, */*"], Format::Json);
+        check(&["application/cborx"], Format::Json);
     }
 }

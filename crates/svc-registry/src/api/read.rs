@@ -66,7 +66,10 @@ impl Api {
 
     pub(super) async fn log(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
         let from = asked.query.number("from")?.unwrap_or(self.shared.min_version());
-        let limit = asked.query.number("limit")?.unwrap_or(PAGE).clamp(1, PAGE_MAX);
+        let limit = asked.query.number("limit")?.unwrap_or(PAGE).min(PAGE_MAX);
+        if limit == 0 {
+            return Err(malformed("limit must be at least 1"));
+        }
         let head = self.shared.head().version;
         if from < self.shared.min_version() {
             return self.pruned(from, &asked);
@@ -84,8 +87,9 @@ impl Api {
         let full = found.len() as u64 == limit;
         let etag = crate::shared::etag(text.as_bytes());
         let response = answer::json(text, asked.format, asked.corr);
-        // A full page of the past is the same for ever; `next` of it is never null then.
-        Ok(if full && next != "null" {
+        // A full page of the past is the same for ever; `next` of it is never null then. Without `from` it begins with
+        // the first version kept, which moves.
+        Ok(if full && asked.query.text("from").is_some() && next != "null" {
             answer::immutable(response, &etag, asked.headers())
         } else {
             answer::tagged(response, &etag, asked.headers())

@@ -220,6 +220,8 @@ fn parts(pattern: &str, path: &str) -> Option<Vec<String>> {
             }
             (Some("{version}"), Some(digits)) => {
                 let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+                // A version has one name.
+                let plain = plain && (digits == "0" || !digits.starts_with('0'));
                 found.push(Some(digits.to_owned()).filter(|_| plain)?);
             }
             (Some(name), Some(segment)) if name.starts_with('{') => found.push(unescape(segment)?),
@@ -315,6 +317,8 @@ mod tests {
         check("GET", "/registry/head", Some((Endpoint::Head, &[])));
         check("HEAD", "/registry/17", Some((Endpoint::Entry, &["17"])));
         check("GET", "/registry/x17", None);
+        check("GET", "/registry/0", Some((Endpoint::Entry, &["0"])));
+        check("GET", "/registry/00", None);
         check("GET", "/registry/items/x-a/b%2Fc%C3%A9", Some((Endpoint::Item, &["x-a", "b/cé"])));
         check("GET", "/registry/items/x-a/%zz", None);
         check("GET", "/tile/0/x001/234.p/5", Some((Endpoint::Tile, &["0/x001/234.p/5"])));

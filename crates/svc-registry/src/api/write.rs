@@ -80,7 +80,7 @@ impl Api {
 
     pub(super) async fn commit(&self, mut asked: Asked<'_>, body: Body) -> Result<Response<Body>, Rejection> {
         let (id, level) = (id(&asked)?, level(&asked)?);
-        self.body(&asked, body).await?;
+        self.nothing(&asked, body).await?;
         match self.submit(&self.proposals, Ask::Commit { id }, &asked, "commit").await? {
             Done::Committed(info) => self.committed(&mut asked, info, level).await,
             Done::Proposed { .. } | Done::Approved { .. } | Done::Withdrawn => Err(other_answer()),
@@ -95,7 +95,7 @@ impl Api {
     }
 
     pub(super) async fn supersede(&self, asked: Asked<'_>, body: Body) -> Result<Response<Body>, Rejection> {
-        self.body(&asked, body).await?;
+        self.nothing(&asked, body).await?;
         match self.submit(&self.proposals, Ask::Supersede, &asked, "propose").await? {
             Done::Proposed { proposal, ends_at } => {
                 let id = proposal.b3().to_string();
@@ -216,6 +216,14 @@ impl Api {
         Ok(answer::value(201, &body, asked.format, asked.corr))
     }
 
+    /// A body that says nothing; if there is one all the same, it is of a type that is taken.
+    async fn nothing(&self, asked: &Asked<'_>, body: Body) -> Result<(), Rejection> {
+        if !self.body(asked, body).await?.is_empty() {
+            is_cbor(asked.headers())?;
+        }
+        Ok(())
+    }
+
     /// The request's body, decoded if it is compressed.
     async fn body(&self, asked: &Asked<'_>, mut body: Body) -> Result<Bytes, Rejection> {
         let limits = self.shared.settings.load().limits.clone();
@@ -303,13 +311,11 @@ fn parse_proposal(body: &[u8], is_cbor: bool) -> Result<(Proposal, Vec<Approval>
 }
 
 fn is_cbor(headers: &HeaderMap) -> Result<bool, Rejection> {
-    let Some(kind) = headers.get(CONTENT_TYPE) else { return Ok(false) };
-    let kind = kind.to_str().unwrap_or("").split(';').next().unwrap_or("").trim().to_ascii_lowercase();
-    match kind.as_str() {
+    // No other type is taken: a browser sends these two for a page of another site only after asking us.
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("");
+    match kind.split(';').next().unwrap_or("").trim().to_ascii_lowercase().as_str() {
         answer::CBOR => Ok(true),
-        answer::JSON | "text/json" => Ok(false),
-        // What command-line clients send unless told otherwise.
-        "application/x-www-form-urlencoded" | "text/plain" => Ok(false),
+        answer::JSON => Ok(false),
         _ => Err(malformed("Content-Type must be application/json or application/cbor")),
     }
 }

@@ -77,7 +77,8 @@ fn write_until_it_dies(
         let Ok(head) = client.request("GET", "/registry/head", &[], b"") else { return };
         let body = registry.approved(&payload(&head.json(), &format!("{name}-{n}"), &json!(n))).to_string();
         let path = "/registry/proposals?commit=true";
-        let Ok(answer) = client.request("POST", path, &[], body.as_bytes()) else { return };
+        let json = [("Content-Type", "application/json")];
+        let Ok(answer) = client.request("POST", path, &json, body.as_bytes()) else { return };
         if answer.status == 201 {
             let done = answer.json();
             let (version, hash) =
@@ -167,7 +168,8 @@ fn a_drain_finishes_what_it_was_given() {
     registry.node.admin_post("/debug/registry/stall", r#"{"task":"storage","for":"1s"}"#);
     let address = registry.address();
     let sent = std::thread::spawn(move || {
-        ron_testkit::request(&address, "POST", "/registry/proposals?commit=true", &[], body.as_bytes())
+        let json = [("Content-Type", "application/json")];
+        ron_testkit::request(&address, "POST", "/registry/proposals?commit=true", &json, body.as_bytes())
             .unwrap()
     });
     registry.node.eventually("it is being answered", |node| {

@@ -137,6 +137,10 @@ fn a_new_configuration_is_taken_over_or_refused_as_a_whole() {
         ],
     );
     check("[node]\namnesia = true\n[registry]\ndir = \"x\"\n", &["registry.dir"]);
+    check(
+        "[registry]\nauth = \"open\"\n[registry.tls]\nlisten = \"0.0.0.0:8443\"\ncert = \"c\"\nkey = \"k\"\n",
+        &["registry.auth"],
+    );
     check("[registry]\nread_timeout = \"5s\"\n", &["registry.limits.read_timeout"]);
 }
 
