@@ -14,8 +14,8 @@ use ron_log::approval::Sig;
 use ron_log::state::{Before, supersede};
 use ron_log::tree::leaf_hash;
 use ron_log::{
-    Approval, ApprovalError, B3, CheckedApproval, ConflictRule, Entry, Key, Payload, Proposal, SignerSet,
-    State, Tree,
+    Approval, ApprovalError, B3, CheckedApproval, CommitError, ConflictRule, Entry, Judgement, Key, Payload,
+    Proposal, SignerSet, State, Tally, Tree,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -26,6 +26,8 @@ use tokio::sync::oneshot;
 /// Signatures that one thread checks; more are shared out.
 const ALONE: usize = 4;
 const THREADS_MAX: usize = 8;
+/// Milliseconds that the clock may be behind the last entry.
+const CLOCK_BEHIND_MAX: u64 = 300_000;
 
 /// Everything the Committer owns.
 #[derive(Debug)]
@@ -77,8 +79,11 @@ impl Core {
         let reader = shared.store.reader()?;
         let mut pending = Pending::default();
         for id in reader.proposals()? {
-            if let Some(kept) = reader.proposal(id)? {
-                pending.restore(kept, &state);
+            match reader.proposal(id) {
+                Ok(kept) => kept.into_iter().for_each(|kept| pending.restore(kept, &state)),
+                // It cannot be approved or committed; whoever proposed it may do so again.
+                Err(error) if error.is_damage() => tracing::error!(%error, "a pending proposal is left out"),
+                Err(error) => return Err(error.into()),
             }
         }
         pending.restore_gone(reader.all_gone()?);
@@ -148,6 +153,8 @@ impl Core {
             return Ok(());
         }
         self.shared.troubles.set(Trouble::Full, false);
+        // Told to readiness; who commits meanwhile is told too.
+        let _ = self.clock(now);
         if self.pending.ended(now).is_empty() {
             return Ok(());
         }
@@ -275,6 +282,11 @@ impl Core {
             let now = self.state.signers_version();
             return Err(Refusal::new(Reason::PolicyChanged, format!("`signers_version` is {now} now")));
         }
+        if payload.base_version > self.state.head().version {
+            let (base, head) = (payload.base_version, self.state.head().version);
+            let detail = format!("`base_version` is {base}, and the last version is {head}");
+            return Err(Refusal::new(Reason::Malformed, detail));
+        }
         let ends_at =
             known.map_or(payload.expires_at.min(now.saturating_add(self.ttl())), |known| known.ends_at);
         let held = known.map_or(&[][..], |known| &known.approvals);
@@ -304,7 +316,8 @@ impl Core {
             batch.changes.approvals.push((id, approval.approval().clone()));
             waiting.approvals.push(approval);
         }
-        self.commit_if_met(batch, id, now);
+        // Whoever proposed it asked for no more; why it was not committed is told who asks for that.
+        let _ = self.commit_if_met(batch, id, now);
         Ok(Done::Proposed { proposal: proposal.clone(), ends_at })
     }
 
@@ -343,12 +356,17 @@ impl Core {
         }
         let waiting = self.pending.get(id).expect("found above");
         let judged = self.state.judge(&waiting.proposal, &waiting.approvals, now)?;
-        let committed = self.commit_if_met(batch, id, now);
-        let tally = judged.in_force;
-        Ok(Done::Approved { have: tally.have, need: tally.need, of: tally.of, met: judged.met(), committed })
+        let (committed, not_committed) = match self.commit_if_met(batch, id, now) {
+            Some(Ok(info)) => (Some(info), None),
+            Some(Err(refusal)) => (None, Some(refusal)),
+            None => (None, None),
+        };
+        let Tally { have, need, of } = judged.in_force;
+        Ok(Done::Approved { have, need, of, met: judged.met(), committed, not_committed })
     }
 
-    fn commit_if_met(&mut self, batch: &mut Batch, id: B3, now: u64) -> Option<HeadInfo> {
+    /// Commits what has its quorum, where that is wanted.
+    fn commit_if_met(&mut self, batch: &mut Batch, id: B3, now: u64) -> Option<Result<HeadInfo, Refusal>> {
         if !self.shared.settings.load().auto_commit {
             return None;
         }
@@ -360,7 +378,7 @@ impl Core {
         }
         let done = self.commit(batch, id, now);
         self.count(&done);
-        done.ok()
+        Some(done)
     }
 
     fn count(&self, done: &Result<HeadInfo, Refusal>) {
@@ -393,9 +411,11 @@ impl Core {
             ConflictRule::Touched
         };
         let proposal = &waiting.proposal;
+        self.clock(now)?;
         // Times in the log never go back, whatever the clock does.
         let committed_at = now.max(self.last.0.record().committed_at);
-        let entry = self.state.commit(proposal, &waiting.approvals, committed_at, rule)?;
+        let entry = self.state.commit(proposal, &waiting.approvals, committed_at, rule);
+        let entry = entry.map_err(|error| self.not_now(error, waiting, rule))?;
         let before = self.state.apply(&entry, proposal.payload()).expect("the state made the entry");
         tiles::append(&mut self.tree, &mut self.edge, leaf_hash(entry.bytes()), &mut batch.changes.tiles);
         let info = info(&entry, proposal.payload());
@@ -404,6 +424,38 @@ impl Core {
         batch.changes.entries.push((entry.clone(), proposal.clone()));
         self.last = (entry, before);
         Ok(info)
+    }
+
+    /// Refuses while the clock is far behind the log: by the log's time, which would count, nothing can be judged.
+    fn clock(&self, now: u64) -> Result<(), Refusal> {
+        let last = self.last.0.record().committed_at;
+        let behind = last.saturating_sub(now) > CLOCK_BEHIND_MAX;
+        self.shared.troubles.set(Trouble::Clock, behind);
+        if behind {
+            let detail = format!(
+                "the log's time is {last}, and this node's clock says {now}: it must be set right before anything is \
+                 committed"
+            );
+            return Err(Refusal::new(Reason::NotReady, detail));
+        }
+        Ok(())
+    }
+
+    /// Why a proposal cannot be committed, with what its proposer and approvers need to know.
+    fn not_now(&self, error: CommitError, waiting: &Waiting, rule: ConflictRule) -> Refusal {
+        match error {
+            CommitError::ChainMismatch if rule == ConflictRule::Strict => {
+                let (base, head) = (waiting.proposal.payload().base_version, self.state.head().version);
+                let detail = format!(
+                    "HEAD has moved: its base version is {base}, the last one {head} (registry.strict_head)"
+                );
+                Refusal::new(Reason::ChainMismatch, detail)
+            }
+            CommitError::QuorumFailed(judged) => {
+                Refusal::new(Reason::QuorumFailed, lacking(&judged, &waiting.approvals))
+            }
+            error => error.into(),
+        }
     }
 
     /// The entry a proposal became, in this batch or before.
@@ -539,6 +591,19 @@ fn merge(held: &[CheckedApproval], given: Vec<CheckedApproval>) -> Result<Vec<Ch
         }
     }
     Ok(new)
+}
+
+/// Which set lacks how many approvals, and whose do not count and why.
+fn lacking(judged: &Judgement, approvals: &[CheckedApproval]) -> String {
+    let sets = [("the set in force", Some(judged.in_force)), ("the proposed set", judged.proposed)];
+    let lacks = |(set, tally): (&str, Option<Tally>)| {
+        let Tally { have, need, .. } = tally.filter(|tally| tally.have < tally.need)?;
+        Some(format!("{set} lacks {} of {need} approvals", need - have))
+    };
+    let aside = judged.set_aside.iter().map(|(index, why)| {
+        format!("the approval of {} does not count: {why}", approvals[*index].approval().signer)
+    });
+    sets.into_iter().filter_map(lacks).chain(aside).collect::<Vec<_>>().join("; ")
 }
 
 /// What a caller is told of a write that failed.

@@ -57,8 +57,19 @@ pub(crate) type Reply = Result<Done, Refusal>;
 /// What was done, and is durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Done {
-    Proposed { proposal: Arc<Proposal>, ends_at: u64 },
-    Approved { have: u64, need: u64, of: u64, met: bool, committed: Option<HeadInfo> },
+    Proposed {
+        proposal: Arc<Proposal>,
+        ends_at: u64,
+    },
+    Approved {
+        have: u64,
+        need: u64,
+        of: u64,
+        met: bool,
+        /// What it became, where the quorum alone commits; or why it did not.
+        committed: Option<HeadInfo>,
+        not_committed: Option<Refusal>,
+    },
     Committed(HeadInfo),
     Withdrawn,
 }

@@ -29,7 +29,8 @@ use ron_kernel::task::TaskResult;
 use ron_kernel::tls::{TlsError, TlsServer};
 use ron_kernel::token::Verifier;
 use ron_kernel::units::Span;
-use ron_log::{NoteKey, Role, Signer, SignerSet, TrustRoots};
+use ron_log::note::NoteError;
+use ron_log::{Note, NoteKey, Role, Signer, SignerSet, TrustRoots};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -136,6 +137,11 @@ pub enum BuildError {
     Restore(#[from] RestoreError),
     #[error("registry.dir: {0}")]
     Store(#[from] StoreError),
+    #[error(
+        "registry.dir: the log there is signed with another key than this node's ({0}): put the node.key back that it \
+         was made with, or give registry.dir a new folder"
+    )]
+    OtherKey(String),
     #[error("registry.trust_roots: {0}")]
     Roots(String),
     #[error("registry.dir: {0}")]
@@ -306,6 +312,9 @@ fn share(
 ) -> Result<Arc<Shared>, BuildError> {
     let signing = ed25519_dalek::SigningKey::from_bytes(&identity.key.seed());
     let log_key = NoteKey::ed25519(&roots.log, signing.verifying_key());
+    if signed_by_another(&store, &log_key)? {
+        return Err(BuildError::OtherKey(identity.key.public().to_string()));
+    }
     let (view, damage) = match store.restore(&roots, &log_key) {
         Ok(Restored { state, tree, last, .. }) => (view_of(&state, &tree, &last.0), None),
         Err(RestoreError::Damaged { version, what }) => {
@@ -351,6 +360,18 @@ fn share(
         shared.holds.set(&Seer::Witnesses, Some(Hold::Asking));
     }
     Ok(shared)
+}
+
+/// Whether the log was signed, and nothing of it with this key. That is no damage, and must not look like it.
+fn signed_by_another(store: &Store, log_key: &NoteKey) -> Result<bool, StoreError> {
+    let reader = store.reader()?;
+    let snapshot = reader.snapshot(u64::MAX)?.map(|(_, note, _)| note);
+    let notes = reader.checkpoint()?.map(|(_, note)| note).into_iter().chain(snapshot);
+    let mut others = notes.map(|note| {
+        let note = Note::parse(&note);
+        note.is_ok_and(|note| matches!(note.verify(log_key), Err(NoteError::Unsigned(_))))
+    });
+    Ok(others.next().is_some_and(|first| first && others.all(|other| other)))
 }
 
 /// What there was before a damaged version.

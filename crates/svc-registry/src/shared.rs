@@ -106,13 +106,15 @@ pub(crate) enum Trouble {
     Stopped,
     /// The state could not be read anew after a failed write.
     Lost,
+    /// The clock is behind the log's time: nobody could say what has expired.
+    Clock,
 }
 
 /// Tells readiness of troubles, each once.
 #[derive(Debug)]
 pub(crate) struct Troubles {
     service: Service,
-    on: [AtomicBool; 4],
+    on: [AtomicBool; 5],
 }
 
 impl Troubles {
@@ -120,8 +122,13 @@ impl Troubles {
         if self.on[trouble as usize].swap(on, Ordering::AcqRel) == on {
             return;
         }
-        let cause = ["storage_full", "storage_slow", "storage_stopped", "storage_lost"];
-        let cause = cause[trouble as usize];
+        let cause = match trouble {
+            Trouble::Full => "storage_full",
+            Trouble::Slow => "storage_slow",
+            Trouble::Stopped => "storage_stopped",
+            Trouble::Lost => "storage_lost",
+            Trouble::Clock => "clock_behind",
+        };
         if on {
             tracing::warn!(cause, "the registry sheds writes");
             self.service.lose(cause, Severity::WritesShed);

@@ -220,6 +220,18 @@ impl Store {
         transaction.commit().unwrap();
     }
 
+    /// Changes a byte of a pending proposal's payload, as a failing disk does.
+    #[cfg(test)]
+    pub(crate) fn spoil_proposal(&self, id: ron_log::B3) {
+        let mut kept = self.reader().unwrap().proposal(id).unwrap().unwrap();
+        let at = kept.payload.len() / 2;
+        kept.payload[at] ^= 1;
+        let transaction = self.opened().unwrap().database.begin_write().unwrap();
+        let row = (kept.received_at, kept.ends_at, kept.payload.as_slice());
+        transaction.open_table(PROPOSALS).unwrap().insert(id.0.as_slice(), row).unwrap();
+        transaction.commit().unwrap();
+    }
+
     fn room_for(&self, bytes: u64) -> Result<(), StoreError> {
         let disk = &self.inner.disk;
         if disk.flush_failed() {

@@ -44,8 +44,14 @@ fn the_concurrency_page_is_current() {
 const FIELDS: [&str; 3] = ["queue_ms", "upstream_ms", "total_ms"];
 
 /// Causes that the operating page explains; the registry's own tests see them in readiness.
-const CAUSES: [&str; 4] =
-    ["registry.storage_full", "registry.storage_slow", "registry.storage_stopped", "registry.behind_witness"];
+const CAUSES: [&str; 6] = [
+    "registry.storage_full",
+    "registry.storage_slow",
+    "registry.storage_stopped",
+    "registry.behind_witness",
+    "registry.clock_behind",
+    "registry.corrupt_store",
+];
 
 #[test]
 fn the_operating_page_is_current_and_names_only_metrics_and_keys_that_exist() {

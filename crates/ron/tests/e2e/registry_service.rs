@@ -286,7 +286,11 @@ fn every_refusal_has_its_status_its_reason_and_its_count() {
     let mut second = registry.approval(1, &good);
     second["signer"] = json!("s0");
     let unknown = format!("/registry/commit/{}", B3::ZERO);
-    let cases: [(u16, &str, &str, Value); 13] = [
+    assert_eq!(registry.commit("b", &json!(0)).status, 201);
+    let unwitnessed = format!("{commit}?wait=witnessed:1");
+    let cases: [(u16, &str, &str, Value); 15] = [
+        (400, "malformed", &unwitnessed, json!({})),
+        (400, "malformed", "/registry/proposals", with("base_version", json!(9))),
         (400, "malformed", "/registry/proposals", json!({"schema": "other"})),
         (400, "malformed", "/registry/proposals?comit=true", good.clone()),
         (400, "malformed", "/registry/commit/1", json!({})),
@@ -303,7 +307,7 @@ fn every_refusal_has_its_status_its_reason_and_its_count() {
             409,
             "chain_mismatch",
             "/registry/proposals?commit=true",
-            registry.approved(&with("base_version", json!(9))),
+            registry.approved(&with("base_version", json!(0))),
         ),
     ];
     for (status, reason, path, body) in cases {
@@ -315,6 +319,8 @@ fn every_refusal_has_its_status_its_reason_and_its_count() {
         assert!(registry.metric(&series) > before, "{reason} is not counted");
     }
     assert!(registry.metric("commit_cas_fail_total") >= 1.0);
+    let odd = registry.post("/registry/proposals", &with("extra", json!(1)));
+    assert!(odd.status == 400 && odd.text().contains("extra"), "{}", odd.text());
 }
 
 #[test]
@@ -383,7 +389,7 @@ fn a_write_needs_a_capability_with_its_scope() {
     };
     let payload = registry.payload("a", &json!(1));
     let propose = |path: &str, token: &str, body: &Value| {
-        let bearer = format!("Bearer {token}");
+        let bearer = format!("bEARER {token}");
         let headers = if token.is_empty() { vec![] } else { vec![("Authorization", bearer.as_str())] };
         registry.post_with(path, &headers, body.to_string().as_bytes())
     };

@@ -168,7 +168,15 @@ impl Api {
         let list = self.read(&asked, "proposals", move |reader| {
             let mut list = Vec::new();
             for id in reader.proposals()? {
-                let Some(kept) = reader.proposal(id)? else { continue };
+                let kept = match reader.proposal(id) {
+                    Ok(Some(kept)) => kept,
+                    Ok(None) => continue,
+                    Err(error) if error.is_damage() => {
+                        list.push(json!({"proposal_id": id.to_string(), "state": "damaged"}));
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
                 let payload: Value = serde_json::from_slice(&kept.payload).unwrap_or_default();
                 let by: Vec<&str> = kept.approvals.iter().map(|approval| approval.signer.as_str()).collect();
                 list.push(json!({

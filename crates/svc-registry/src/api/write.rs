@@ -26,6 +26,9 @@ use tokio::sync::oneshot;
 /// What is larger is taken apart on a thread that may block.
 const INLINE_MAX: usize = 64 << 10;
 
+/// The members of a payload.
+const PAYLOAD: &[&str] = &["schema", "base_version", "signers_version", "nonce", "ops", "note", "expires_at"];
+
 /// How far a commit must have come before it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
@@ -41,7 +44,7 @@ impl Api {
         body: Body,
     ) -> Result<Response<Body>, Rejection> {
         let commit = asked.query.flag("commit")?;
-        let level = level(&asked)?;
+        let level = self.level(&asked)?;
         if commit {
             self.authorize(&asked, COMMIT, &self.shared.settings.load())?;
         }
@@ -67,10 +70,13 @@ impl Api {
         let approval = Approval::parse(&text).map_err(|bad| malformed(bad.to_string()))?;
         let ask = Ask::Approve { id, approval };
         match self.submit(&self.approvals, ask, &asked, "approve").await? {
-            Done::Approved { have, need, of, met, committed } => {
+            Done::Approved { have, need, of, met, committed, not_committed } => {
                 let mut body = json!({"approvals": have, "quorum": {"m": need, "n": of}, "met": met});
                 if let Some(info) = committed {
                     body["committed"] = json!({"version": info.version, "hash": info.hash.to_string()});
+                }
+                if let Some(Refusal { reason, detail }) = not_committed {
+                    body["not_committed"] = json!({"code": reason.code(), "detail": detail});
                 }
                 Ok(answer::value(200, &body, asked.format, asked.corr))
             }
@@ -79,7 +85,7 @@ impl Api {
     }
 
     pub(super) async fn commit(&self, mut asked: Asked<'_>, body: Body) -> Result<Response<Body>, Rejection> {
-        let (id, level) = (id(&asked)?, level(&asked)?);
+        let (id, level) = (id(&asked)?, self.level(&asked)?);
         self.nothing(&asked, body).await?;
         match self.submit(&self.proposals, Ask::Commit { id }, &asked, "commit").await? {
             Done::Committed(info) => self.committed(&mut asked, info, level).await,
@@ -106,6 +112,22 @@ impl Api {
             }
             Done::Approved { .. } | Done::Committed(_) | Done::Withdrawn => Err(other_answer()),
         }
+    }
+
+    /// How far the client wants to wait, if it can come so far.
+    fn level(&self, asked: &Asked<'_>) -> Result<Level, Rejection> {
+        let count = match asked.query.text("wait") {
+            None | Some("durable") => return Ok(Level::Durable),
+            Some("checkpointed") => return Ok(Level::Checkpointed),
+            Some(text) => text.strip_prefix("witnessed:").and_then(|count| count.parse().ok()),
+        };
+        let count: u64 =
+            count.ok_or_else(|| malformed("wait must be durable, checkpointed or witnessed:K"))?;
+        let witnesses = self.shared.settings.load().witness.urls.len();
+        if count > witnesses as u64 {
+            return Err(malformed(format!("wait: there are {witnesses} witnesses")));
+        }
+        Ok(Level::Witnessed(count))
     }
 
     /// Hands a job to the Committer and waits for its answer as long as the client does.
@@ -295,12 +317,11 @@ fn parse_proposal(body: &[u8], is_cbor: bool) -> Result<(Proposal, Vec<Approval>
     let json = Json::parse(&text).map_err(|bad| malformed(bad.to_string()))?;
     let bad = |error: ron_log::payload::PayloadError| malformed(error.to_string());
     let Some(payload) = json.member("payload") else {
+        known("the payload", &json, PAYLOAD)?;
         return Ok((Proposal::from_json(&json).map_err(bad)?, Vec::new()));
     };
-    let known = |name: &str| name == "payload" || name == "approvals";
-    if json.members().is_some_and(|members| members.iter().any(|(name, _)| !known(name))) {
-        return Err(malformed("expected {payload, approvals}"));
-    }
+    known("the body", &json, &["payload", "approvals"])?;
+    known("the payload", payload, PAYLOAD)?;
     let list = json.member("approvals").map_or(Some(&[][..]), |list| list.list());
     let list = list.ok_or_else(|| malformed("approvals: must be a list"))?;
     if list.len() > ron_log::signers::SIGNERS_MAX {
@@ -308,6 +329,17 @@ fn parse_proposal(body: &[u8], is_cbor: bool) -> Result<(Proposal, Vec<Approval>
     }
     let approvals = list.iter().map(Approval::from_json).collect::<Result<Vec<_>, _>>();
     Ok((Proposal::from_json(payload).map_err(bad)?, approvals.map_err(|bad| malformed(bad.to_string()))?))
+}
+
+/// Names a member that is not known, which the reader of payloads would only say is there.
+fn known(what: &str, json: &Json<'_>, names: &[&str]) -> Result<(), Rejection> {
+    let mut members = json.members().unwrap_or_default().iter();
+    match members.find(|(name, _)| !names.contains(&name.as_ref())) {
+        Some((name, _)) => {
+            Err(malformed(format!("{what} has the unknown member {name:?}; known are {}", names.join(", "))))
+        }
+        None => Ok(()),
+    }
 }
 
 fn is_cbor(headers: &HeaderMap) -> Result<bool, Rejection> {
@@ -330,18 +362,6 @@ fn as_json(body: &[u8], is_cbor: bool) -> Result<Vec<u8>, Rejection> {
 
 fn id(asked: &Asked<'_>) -> Result<B3, Rejection> {
     B3::parse(asked.part(0)).ok_or_else(|| malformed("an id is b3: and 64 lowercase hexadecimal digits"))
-}
-
-fn level(asked: &Asked<'_>) -> Result<Level, Rejection> {
-    let wanted = |count: &str| count.parse().ok().map(Level::Witnessed);
-    match asked.query.text("wait") {
-        None | Some("durable") => Ok(Level::Durable),
-        Some("checkpointed") => Ok(Level::Checkpointed),
-        Some(text) => text
-            .strip_prefix("witnessed:")
-            .and_then(wanted)
-            .ok_or_else(|| malformed("wait must be durable, checkpointed or witnessed:K")),
-    }
 }
 
 /// Where to look for what became of it.

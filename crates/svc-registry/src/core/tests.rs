@@ -243,3 +243,80 @@ fn what_is_withdrawn_and_proposed_again_in_one_batch_is_pending_also_after_a_res
     }
     assert!(kept(&registry).is_none(), "what ended last has ended");
 }
+
+#[test]
+fn nothing_is_committed_while_the_clock_is_far_behind_the_log() {
+    let mut registry = fixture();
+    let proposal = put(0, "a", 1);
+    let check = |seed| approval(seed, proposal.b3()).check(proposal.b3(), &roots().signers, None).unwrap();
+    let approvals = vec![check(1), check(2)];
+    let waiting = Waiting { proposal: proposal.clone(), ends_at: u64::MAX, approvals };
+    let mut batch = Batch::default();
+    registry.core.append(&mut batch, &waiting, now_millis() + CLOCK_BEHIND_MAX + 60_000).unwrap();
+    registry.core.finish(batch).unwrap();
+    let refused = registry.commit(&put(1, "b", 2)).unwrap_err();
+    assert_eq!(refused.reason, Reason::NotReady);
+    assert!(refused.detail.contains("the log's time is"), "{}", refused.detail);
+    registry.shared.service.ready();
+    let health = registry.shared.service.kernel().health();
+    let write = || health.readiness(Some("registry"), ron_kernel::health::Scope::Write).unwrap().missing;
+    assert_eq!(write(), ["registry.clock_behind"]);
+    // As when the clock has come near again.
+    registry.core.clock(now_millis() + 60_000).unwrap();
+    assert!(write().is_empty());
+}
+
+#[test]
+fn a_refusal_says_who_lacks_what() {
+    let mut registry = fixture();
+    let future = registry.ask(propose(&put(7, "a", 1))).unwrap_err();
+    assert_eq!(future.reason, Reason::Malformed);
+    assert!(future.detail.contains("`base_version` is 7"), "{}", future.detail);
+    let proposal = put(0, "a", 1);
+    let id = proposal.b3();
+    registry.ask(propose(&proposal)).unwrap();
+    registry.ask(Ask::Approve { id, approval: approval(1, id) }).unwrap();
+    let refused = registry.ask(Ask::Commit { id }).unwrap_err();
+    assert_eq!(refused.detail, "the set in force lacks 1 of 2 approvals");
+    let strict = RegistrySettings { strict_head: true, auto_commit: true, ..RegistrySettings::default() };
+    registry.shared.settings.store(Arc::new(strict));
+    registry.commit(&put(0, "b", 2)).unwrap();
+    let last = registry.ask(Ask::Approve { id, approval: approval(2, id) });
+    let Ok(Done::Approved { met: true, committed: None, not_committed: Some(why), .. }) = last else {
+        panic!("{last:?}");
+    };
+    assert!(why.reason == Reason::ChainMismatch && why.detail.contains("HEAD has moved"), "{}", why.detail);
+}
+
+#[test]
+fn whose_approval_does_not_count_is_named() {
+    let approvals: Vec<_> = (1..=2)
+        .map(|seed| approval(seed, B3::ZERO).check(B3::ZERO, &roots().signers, None).unwrap())
+        .collect();
+    let one = |seed| ron_log::Signer { not_after: Some(5), ..signer(seed) };
+    let set = SignerSet::new(2, false, vec![one(1), signer(2), signer(3)]).unwrap();
+    let judged = Judgement::of(B3::ZERO, &approvals, &set, Some(&roots().signers), 6).unwrap();
+    let said = lacking(&judged, &approvals);
+    assert_eq!(said, "the set in force lacks 1 of 2 approvals");
+    let judged = Judgement::of(B3::ZERO, &approvals, &set, None, 6).unwrap();
+    let said = lacking(&judged, &approvals);
+    assert!(
+        said.ends_with("; the approval of s1 does not count: the signer's key is past its end"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_pending_proposal_that_was_changed_on_disk_is_left_out() {
+    let mut registry = fixture();
+    let (bad, good) = (put(0, "a", 1), put(0, "b", 2));
+    for proposal in [&bad, &good] {
+        registry.ask(propose(proposal)).unwrap();
+    }
+    registry.shared.store.spoil_proposal(bad.b3());
+    let Fixture { shared, core, .. } = registry;
+    drop(core);
+    let core = Core::restore(&shared).unwrap().unwrap();
+    assert!(core.pending.get(bad.b3()).is_none() && core.pending.get(good.b3()).is_some());
+    assert!(shared.store.reader().unwrap().proposal(bad.b3()).unwrap_err().is_damage());
+}

@@ -156,11 +156,14 @@ impl Reader {
         Ok(found)
     }
 
-    /// A pending proposal.
+    /// A pending proposal, whose payload is the one its id names.
     pub fn proposal(&self, payload: B3) -> Result<Option<Kept>, StoreError> {
         let found = self.table(PROPOSALS)?.get(payload.0.as_slice()).map_err(StoreError::of)?;
         let Some(found) = found else { return Ok(None) };
         let (received_at, ends_at, bytes) = found.value();
+        if B3::of(bytes) != payload {
+            return Err(StoreError::Damaged(format!("the proposal {payload} is not what was proposed")));
+        }
         let approvals = self.approvals(payload)?;
         Ok(Some(Kept { received_at, ends_at, payload: bytes.to_vec(), approvals }))
     }

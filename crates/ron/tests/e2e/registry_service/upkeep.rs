@@ -167,6 +167,23 @@ fn trust_roots_are_pinned_and_others_refused() {
 }
 
 #[test]
+fn another_node_key_is_no_damage_and_says_what_to_do() {
+    let mut registry = Registry::start(OPEN);
+    registry.node.eventually("a checkpoint is signed", |_| registry.get("/checkpoint").status == 200);
+    registry.node.stop();
+    let dir = registry.node.dir.path();
+    std::fs::remove_file(dir.join("node.key")).unwrap();
+    // The node makes itself another.
+    let refused = ron_testkit::ron(&["run", "registry", "--config", "ron.toml"], dir);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("another key than this node's") && said.contains("put the node.key back"),
+        "{said}"
+    );
+}
+
+#[test]
 fn under_amnesia_nothing_is_written_and_everything_works() {
     let dir = tempfile::tempdir().unwrap();
     let text =
