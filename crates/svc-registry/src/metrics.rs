@@ -12,6 +12,7 @@ pub(crate) struct Numbers {
     pub(crate) commit_latency: Histogram,
     pub(crate) batch_size: Sizes,
     pub(crate) storage_backoff: Arc<Family<Counter, 1>>,
+    pub(crate) retries: Counter,
     pub(crate) updates: Arc<Family<Counter, 1>>,
     pub(crate) recoveries: Arc<Family<Counter, 1>>,
     pub(crate) verify: Arc<Family<Histogram, 1>>,
@@ -39,6 +40,7 @@ impl Numbers {
                 "Reads of the store that were tried again after a pause.",
                 ["op"],
             ),
+            retries: service.counter("backoff_retries_total", "Calls tried again.", "op", "storage"),
             updates: metrics.family(
                 "registry_updates_total",
                 "Commits asked for, by what came of them.",

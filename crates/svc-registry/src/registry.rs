@@ -30,7 +30,7 @@ use ron_kernel::tls::{TlsError, TlsServer};
 use ron_kernel::token::Verifier;
 use ron_kernel::units::Span;
 use ron_log::note::NoteError;
-use ron_log::{Note, NoteKey, Role, Signer, SignerSet, TrustRoots};
+use ron_log::{Entry, Note, NoteKey, Role, Signer, SignerSet, TrustRoots};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -332,6 +332,13 @@ fn share(
     let checkpoint = reader.newest_checkpoint(|note| {
         Signed::of(note, &log_key, &witnesses).filter(|signed| signed.cosignatures >= quorum)
     })?;
+    // A checkpoint has no time of its own; it is not older than the last entry it covers.
+    let checkpoint = checkpoint.map(|signed| {
+        let last = reader.entry(signed.size.saturating_sub(1)).ok().flatten();
+        let last = last.and_then(|record| Entry::parse(record).ok());
+        let at = last.map(|entry| entry.record().committed_at).filter(|at| *at > 0);
+        Signed { at: at.unwrap_or(signed.at), ..signed }
+    });
     let signed_size = reader.checkpoint()?.map_or(0, |(size, _)| size);
     let min_version = reader.min_version()?;
     let held = if damage.is_none() { highest.judge(&reader, view.tree.size())? } else { None };

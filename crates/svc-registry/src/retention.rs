@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Entries of one batch, and the rest between two: the Committer comes first.
+/// Entries and bytes of one batch, and the rest between two: the Committer comes first.
 const BATCH: usize = 256;
+const BATCH_BYTES: usize = 4 << 20;
 const REST: Duration = Duration::from_millis(20);
 /// Entries looked at to find where a cycle ends.
 const CYCLE_MAX: u64 = 100_000;
@@ -81,7 +82,7 @@ pub(crate) fn decide(shared: &Shared) -> Result<bool, RestoreError> {
     while at < keep {
         let reader = shared.store.reader()?;
         let count = usize::try_from(keep - at).unwrap_or(BATCH).min(BATCH);
-        let pairs = reader.pairs(at, count, usize::MAX)?;
+        let pairs = reader.pairs(at, count, BATCH_BYTES)?;
         if pairs.first().is_none_or(|(version, _, _)| *version != at) {
             let what = "the entry or its payload is missing".to_owned();
             return Err(RestoreError::Damaged { version: at, what });
@@ -147,7 +148,7 @@ fn walk(
 ) -> Result<u64, StoreError> {
     let mut at = min;
     while at < min + CYCLE_MAX {
-        let pairs = shared.store.reader()?.pairs(at, BATCH, usize::MAX)?;
+        let pairs = shared.store.reader()?.pairs(at, BATCH, BATCH_BYTES)?;
         if pairs.is_empty() {
             break;
         }

@@ -369,6 +369,7 @@ impl Shared {
                 Ok(Err(StoreError::Database(error))) if tried < TRIES => {
                     tracing::warn!(op, %error, "the registry's store could not be read; once more");
                     self.numbers.storage_backoff.with([op]).inc();
+                    self.numbers.retries.inc();
                     tokio::time::sleep(pause.mul_f64(1.0 + ron_kernel::random::unit())).await;
                     pause = (pause * 2).min(PAUSE_CAP);
                 }

@@ -128,6 +128,8 @@ struct Inner {
     writer_taken: AtomicBool,
     /// Bytes of the write that found no room: until there is as much, the disk counts as full.
     short_of: AtomicU64,
+    /// Somebody opens the database anew.
+    reopening: AtomicBool,
     /// Until when writes are held up: what an operator may do to see a slow disk.
     stalled_until: ArcSwapOption<Instant>,
 }
@@ -172,6 +174,7 @@ impl Store {
             opened: ArcSwapOption::from_pointee(opened),
             writer_taken: AtomicBool::new(false),
             short_of: AtomicU64::new(0),
+            reopening: AtomicBool::new(false),
             stalled_until: ArcSwapOption::empty(),
         };
         Ok(Store { inner: Arc::new(inner) })
@@ -220,6 +223,18 @@ impl Store {
         transaction.commit().unwrap();
     }
 
+    /// Changes a byte of a snapshot's state, as a failing disk does.
+    #[cfg(test)]
+    pub(crate) fn spoil_snapshot(&self, version: u64) {
+        let (_, note, mut state) = self.reader().unwrap().snapshot(version).unwrap().unwrap();
+        let at = state.len() / 2;
+        state[at] ^= 1;
+        let transaction = self.opened().unwrap().database.begin_write().unwrap();
+        let row = (note.as_slice(), state.as_slice());
+        transaction.open_table(SNAPSHOTS).unwrap().insert(version, row).unwrap();
+        transaction.commit().unwrap();
+    }
+
     /// Changes a byte of a pending proposal's payload, as a failing disk does.
     #[cfg(test)]
     pub(crate) fn spoil_proposal(&self, id: ron_log::B3) {
@@ -249,6 +264,16 @@ impl Store {
 
     /// After an error of writing redb wants to be opened anew; what was durable is there.
     fn reopen(&self) -> Result<(), StoreError> {
+        // Two handles at once would each write: who comes second is told what the first found.
+        if self.inner.reopening.swap(true, Ordering::AcqRel) {
+            return Err(StoreError::Full);
+        }
+        let done = if self.inner.disk.is_full() { self.open_anew() } else { Ok(()) };
+        self.inner.reopening.store(false, Ordering::Release);
+        done
+    }
+
+    fn open_anew(&self) -> Result<(), StoreError> {
         self.opened()?.ended.store(true, Ordering::Release);
         self.inner.disk.set_full(false);
         let opened = Opened::new(&self.inner.disk).inspect_err(|_| self.inner.disk.set_full(true))?;

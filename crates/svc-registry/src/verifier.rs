@@ -111,7 +111,18 @@ impl Pass {
             let (_, note, state) = found.ok_or_else(missing)?;
             verifier.begin(&note, &state);
         }
-        Ok(Pass { verifier, begun: Instant::now(), told: 0 })
+        let mut pass = Pass { verifier, begun: Instant::now(), told: 0 };
+        // What the log begins with may be at fault, and then nothing after it may be readable.
+        pass.tell(shared);
+        Ok(pass)
+    }
+
+    /// Tells of the faults that were found since the last time.
+    fn tell(&mut self, shared: &Shared) {
+        for fault in &self.verifier.faults()[self.told..] {
+            shared.damaged(fault.version, &fault.kind.to_string());
+        }
+        self.told = self.verifier.faults().len();
     }
 
     /// Checks for a while; true once it has caught up with HEAD.
@@ -132,10 +143,7 @@ impl Pass {
         if caught_up {
             check_snapshot(shared, &reader)?;
         }
-        for fault in &self.verifier.faults()[self.told..] {
-            shared.damaged(fault.version, &fault.kind.to_string());
-        }
-        self.told = self.verifier.faults().len();
+        self.tell(shared);
         if self.told == 0 {
             shared.verified.fetch_max(next - 1, Ordering::Relaxed);
         }
@@ -185,6 +193,18 @@ mod tests {
         }
         assert_eq!(registry.shared.damage(), None);
         assert_eq!(registry.shared.verified.load(Ordering::Relaxed), 900);
+    }
+
+    #[test]
+    fn a_damaged_state_that_the_log_begins_with_is_told_at_once() {
+        let retention = RetentionSettings { policy: Policy::Count, max_count: 3, ..Default::default() };
+        let mut registry = Fixture::new(RegistrySettings { retention, ..RegistrySettings::default() });
+        registry.grow(20);
+        registry.shared.publish_checkpoint(make(&registry.shared, None).unwrap().0);
+        assert!(crate::retention::decide(&registry.shared).unwrap());
+        registry.shared.store.spoil_snapshot(registry.shared.min_version() - 1);
+        Pass::begin(&registry.shared).unwrap();
+        assert!(registry.shared.damage().is_some());
     }
 
     #[test]

@@ -69,20 +69,26 @@ const fn write(
 
 const WRITES: &[Reason] = &[
     Reason::Unauth,
+    Reason::TokenInvalid,
+    Reason::TokenExpired,
+    Reason::TokenAudience,
     Reason::Forbidden,
     Reason::NotFound,
     Reason::ChainMismatch,
     Reason::DuplicateApproval,
     Reason::LengthRequired,
     Reason::BodyCap,
+    Reason::DecodedCap,
+    Reason::DecodedRatio,
+    Reason::UnsupportedEncoding,
+    Reason::ReadTimeout,
     Reason::InvalidSig,
     Reason::RevokedKey,
     Reason::QuorumFailed,
     Reason::PolicyChanged,
     Reason::Expired,
-    Reason::Busy,
+    Reason::Pruned,
     Reason::NotReady,
-    Reason::Timeout,
     Reason::CommitUnknown,
 ];
 
@@ -118,7 +124,10 @@ pub(super) const ROUTES: &[Route] = &[
         )
     },
     get("/registry/stream", Endpoint::Stream, "Updates as server-sent events; Last-Event-ID resumes"),
-    get("/registry/ws", Endpoint::WebSocket, "Updates over WebSocket"),
+    Route {
+        query: &["last_event_id"],
+        ..get("/registry/ws", Endpoint::WebSocket, "Updates over WebSocket; last_event_id resumes")
+    },
     Route {
         query: &["commit", "wait"],
         ..write(
@@ -203,6 +212,9 @@ pub(super) fn find(method: &str, path: &str) -> Found {
             return Found::Route(route, parts);
         }
         others.push(route.method);
+        if route.method == "GET" {
+            others.push("HEAD");
+        }
     }
     if others.is_empty() { Found::Nothing } else { Found::OtherMethod(others.join(", ")) }
 }
@@ -256,10 +268,23 @@ pub(super) fn openapi() -> Value {
         let parameter = |name: &str, place: &str| json!({"name": name.trim_end_matches('*'), "in": place, "required": place == "path", "schema": {"type": "string"}});
         let mut parameters: Vec<Value> = in_path.map(|name| parameter(name, "path")).collect();
         parameters.extend(route.query.iter().map(|name| parameter(name, "query")));
+        if matches!(route.endpoint, Endpoint::Stream | Endpoint::WebSocket) {
+            parameters.push(parameter("Last-Event-ID", "header"));
+        }
         let mut responses = Map::new();
         responses.insert(route.status.to_string(), json!({"description": route.summary}));
-        let common =
-            [Reason::Malformed, Reason::QuotaGlobal, Reason::Storage, Reason::Draining, Reason::Internal];
+        if route.endpoint == Endpoint::Propose {
+            responses.insert("201".to_owned(), json!({"description": "Committed, with commit=true"}));
+        }
+        let common = [
+            Reason::Malformed,
+            Reason::QuotaGlobal,
+            Reason::Busy,
+            Reason::Storage,
+            Reason::Draining,
+            Reason::Timeout,
+            Reason::Internal,
+        ];
         for reason in route.refusals.iter().chain(&common) {
             let status = reason.status().to_string();
             let known = responses.get(&status).and_then(|row| row["description"].as_str()).unwrap_or("");
@@ -324,7 +349,7 @@ mod tests {
         check("GET", "/tile/0/x001/234.p/5", Some((Endpoint::Tile, &["0/x001/234.p/5"])));
         check("DELETE", "/registry/proposals/b3:00", Some((Endpoint::Withdraw, &["b3:00"])));
         assert!(
-            matches!(find("PUT", "/registry/proposals"), Found::OtherMethod(allow) if allow == "POST, GET")
+            matches!(find("PUT", "/registry/proposals"), Found::OtherMethod(allow) if allow == "POST, GET, HEAD")
         );
         check("GET", "/", None);
     }
@@ -343,5 +368,9 @@ mod tests {
                 .unwrap()
                 .contains("commit_unknown")
         );
+        assert!(page["paths"]["/registry/proposals"]["post"]["responses"]["201"].is_object());
+        let stream = &page["paths"]["/registry/stream"]["get"];
+        assert_eq!(stream["parameters"][0]["name"], "Last-Event-ID");
+        assert!(stream["responses"]["429"]["description"].as_str().unwrap().contains("busy"));
     }
 }

@@ -33,11 +33,12 @@ impl Api {
         endpoint: Endpoint,
         mut asked: Asked<'_>,
     ) -> Result<Response<Body>, Rejection> {
-        let after = match asked.headers().get(LAST_EVENT_ID) {
+        // A browser's WebSocket cannot send headers.
+        let last = asked.headers().get(LAST_EVENT_ID).map(HeaderValue::as_bytes);
+        let last = last.or(asked.query.text("last_event_id").map(str::as_bytes));
+        let after = match last {
             None => None,
-            Some(id) => {
-                Some(parse_id(id.as_bytes()).ok_or_else(|| malformed("Last-Event-ID is no id of ours"))?)
-            }
+            Some(id) => Some(parse_id(id).ok_or_else(|| malformed("Last-Event-ID is no id of ours"))?),
         };
         let cursor = Cursor::new(&self.shared, after, asked.budget.client, asked.place.take());
         if endpoint == Endpoint::WebSocket {
@@ -208,12 +209,17 @@ impl Cursor {
             let count = usize::try_from(head + 1 - from).unwrap_or(AT_ONCE).min(AT_ONCE);
             let read = move |reader: &crate::store::Reader| {
                 let mut infos = Vec::with_capacity(count);
-                for (version, record, payload) in reader.pairs(from, count, 8 << 20)? {
-                    let damaged = |what: String| StoreError::Damaged(format!("version {version}: {what}"));
-                    let entry = Entry::parse(record).map_err(|bad| damaged(bad.to_string()))?;
-                    let proposal = ron_log::Proposal::parse_canonical(payload);
-                    let proposal = proposal.map_err(|bad| damaged(bad.to_string()))?;
-                    infos.push(crate::core::info(&entry, proposal.payload()));
+                for record in reader.entries(from, count)? {
+                    let entry = Entry::parse(record).map_err(|bad| StoreError::Damaged(bad.to_string()))?;
+                    let record = entry.record();
+                    infos.push(HeadInfo {
+                        version: record.version,
+                        hash: entry.hash(),
+                        payload_b3: record.payload_b3,
+                        // An update does not tell it; the set in force then does.
+                        signers_version: record.signers_version,
+                        committed_at: record.committed_at,
+                    });
                 }
                 Ok(infos)
             };

@@ -118,6 +118,13 @@ impl Reader {
         Ok(found)
     }
 
+    /// Records from a version on, without their payloads.
+    pub fn entries(&self, from: u64, count: usize) -> Result<Vec<Vec<u8>>, StoreError> {
+        let table = self.table(ENTRIES)?;
+        let rows = table.range(from..).map_err(StoreError::of)?.take(count);
+        rows.map(|row| Ok(row.map_err(StoreError::of)?.1.value().to_vec())).collect()
+    }
+
     /// A tile's hashes, cut to the width that is asked for; none if there are not as many.
     pub fn tile(&self, tile: Tile) -> Result<Option<Vec<u8>>, StoreError> {
         let found = self.table(TILES)?.get((tile.level, tile.index)).map_err(StoreError::of)?;

@@ -291,3 +291,26 @@ fn a_changed_byte_of_the_tail_is_found_at_the_start() {
         transaction.commit().unwrap();
     }
 }
+
+#[test]
+fn old_checkpoints_are_thinned_and_what_a_manifest_names_stays() {
+    let store = Store::in_memory(&roots()).unwrap();
+    let writer = store.note_writer();
+    let named = ron_log::PruneManifest {
+        log: roots().log,
+        min_version: 1,
+        size: 7,
+        root: [0; 32],
+        digest: ron_log::B3::ZERO,
+        pruned_at: 1,
+    };
+    let named = named.sign(&key(9)).to_string();
+    writer.manifest(1, &named, ("note", "{}")).unwrap();
+    for size in 1..=1300 {
+        writer.checkpoint(size, "note", Some(("note", "{}")), |_| false).unwrap();
+    }
+    let kept = store.reader().unwrap().checkpoints(0..=u64::MAX).unwrap();
+    let kept: Vec<u64> = kept.into_iter().map(|(size, _)| size).collect();
+    assert_eq!(kept[..4], [1, 7, 256, 301], "and the newest thousand");
+    assert_eq!((kept.len(), kept.last()), (1003, Some(&1300)));
+}

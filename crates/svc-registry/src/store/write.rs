@@ -4,13 +4,17 @@ use super::{
     APPROVALS, CHECKPOINTS, COMMITTED, ENTRIES, GONE, Gone, HEAD, KEPT_BYTES, MANIFESTS, META, MIN_VERSION,
     PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, Store, StoreError, TILES, head_bytes, head_of,
 };
-use redb::{Database, Durability, ReadableTable as _, WriteTransaction};
+use redb::{Database, Durability, ReadableTable as _, Table, WriteTransaction};
 use ron_log::tree::leaf_hash;
-use ron_log::{Approval, B3, Entry, Head, Proposal, Tree, TrustRoots};
+use ron_log::{Approval, B3, Entry, Head, Note, Proposal, PruneManifest, Tree, TrustRoots};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+
+/// Of the checkpoints, how many of the newest stay, and how far apart the older ones are.
+const CHECKPOINTS_KEPT: usize = 1000;
+const CHECKPOINTS_APART: u64 = 256;
 
 /// What one batch changes.
 #[derive(Debug, Default)]
@@ -241,6 +245,7 @@ impl NoteWriter {
             let mut checkpoints = transaction.open_table(CHECKPOINTS).map_err(StoreError::of)?;
             checkpoints.insert(size, note.as_bytes()).map_err(StoreError::of)?;
             let Some((note, state)) = snapshot else { return Ok(()) };
+            thin(transaction, &mut checkpoints)?;
             // Read here and not before: a pruning may have come in between.
             let base = number(transaction, MIN_VERSION)?.checked_sub(1);
             let mut snapshots = transaction.open_table(SNAPSHOTS).map_err(StoreError::of)?;
@@ -303,6 +308,29 @@ impl NoteWriter {
         })?;
         Ok(removed.get())
     }
+}
+
+/// The newest checkpoints stay, of the older ones the first in each so many sizes and those that a manifest names.
+/// One falls back with each new one, so that there is at most one to let go.
+fn thin(transaction: &WriteTransaction, checkpoints: &mut Table<'_, u64, &[u8]>) -> Result<(), StoreError> {
+    let mut older = checkpoints.range::<u64>(..).map_err(StoreError::of)?.rev().skip(CHECKPOINTS_KEPT);
+    let mut size = || older.next().transpose().map(|row| row.map(|(size, _)| size.value()));
+    let (last, before) = (size().map_err(StoreError::of)?, size().map_err(StoreError::of)?);
+    let Some((last, before)) = last.zip(before) else { return Ok(()) };
+    drop(older);
+    if last / CHECKPOINTS_APART != before / CHECKPOINTS_APART {
+        return Ok(());
+    }
+    let manifests = transaction.open_table(MANIFESTS).map_err(StoreError::of)?;
+    for row in manifests.iter().map_err(StoreError::of)? {
+        let note = Note::parse(row.map_err(StoreError::of)?.1.value());
+        if note.ok().and_then(|note| PruneManifest::parse(&note.text)).is_some_and(|named| named.size == last)
+        {
+            return Ok(());
+        }
+    }
+    checkpoints.remove(last).map_err(StoreError::of)?;
+    Ok(())
 }
 
 /// Makes every table and, in a new store, the genesis; gives the roots the store was made with.

@@ -104,8 +104,8 @@ fn the_same_comes_over_websocket() {
     let resume = id(&registry, 1);
     write!(
         socket,
-        "GET /registry/ws HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
-         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\nLast-Event-ID: {resume}\r\n\r\n"
+        "GET /registry/ws?last_event_id={resume} HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
     )
     .unwrap();
     let mut head = Vec::new();
