@@ -206,7 +206,11 @@ impl Api {
             Endpoint::Commit => self.commit(asked, body).await,
             Endpoint::Withdraw => self.withdraw(asked).await,
             Endpoint::Supersede => self.supersede(asked, body).await,
-            _ => self.read_only(route.endpoint, asked).await,
+            Endpoint::Export => self.export(asked),
+            _ => {
+                let permit = asked.inflight.take();
+                Ok(answer::held(self.read_only(route.endpoint, asked).await?, permit))
+            }
         }
     }
 
@@ -225,7 +229,6 @@ impl Api {
             Endpoint::Snapshot => self.snapshot(asked).await,
             Endpoint::Checkpoint => self.checkpoint(&asked),
             Endpoint::Tile => self.tile(asked).await,
-            Endpoint::Export => self.export(asked),
             Endpoint::LogKey => {
                 Ok(answer::raw(200, format!("{}\n", self.shared.log_key), answer::TEXT, asked.corr))
             }

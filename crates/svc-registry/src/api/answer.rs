@@ -3,15 +3,22 @@
 use bytes::Bytes;
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderMap, HeaderValue, IF_NONE_MATCH, VARY};
 use http::{Response, StatusCode};
-use ron_kernel::http::Body;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use ron_kernel::http::{Body, BodyError};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID};
 use ron_kernel::reason::Reason;
+use ron_kernel::sync::Permit;
 use serde_json::Value;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 
 pub(super) const JSON: &str = "application/json";
 pub(super) const CBOR: &str = "application/cbor";
 pub(super) const TEXT: &str = "text/plain; charset=utf-8";
 pub(super) const BYTES: &str = "application/octet-stream";
+
+/// Bytes that are handed on at a time of an answer that is larger.
+const PIECE: usize = 64 << 10;
 
 const FOR_EVER: &str = "public, max-age=31536000, immutable";
 
@@ -121,6 +128,51 @@ pub(super) fn tagged(mut response: Response<Body>, etag: &str, asked: &HeaderMap
     response
 }
 
+/// A large answer keeps the place of its request until its last piece is asked for: whoever takes it slowly holds
+/// its bytes as long.
+pub(super) fn held(response: Response<Body>, permit: Option<Permit>) -> Response<Body> {
+    let length = response.body().exact_len().filter(|length| *length > PIECE as u64);
+    let Some((left, permit)) = length.zip(permit) else { return response };
+    let hold = |body| Body::stream(Held { body, rest: Bytes::new(), left, _permit: permit });
+    response.map(|body| body.wrapped(hold))
+}
+
+struct Held {
+    body: Body,
+    /// Of the body, what was not yet handed on.
+    rest: Bytes,
+    left: u64,
+    _permit: Permit,
+}
+
+impl HttpBody for Held {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = &mut *self;
+        if this.rest.is_empty() {
+            match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => this.rest = data,
+                    Err(other) => return Poll::Ready(Some(Ok(other))),
+                },
+                end => return Poll::Ready(end),
+            }
+        }
+        let piece = this.rest.split_to(this.rest.len().min(PIECE));
+        this.left = this.left.saturating_sub(piece.len() as u64);
+        Poll::Ready(Some(Ok(Frame::data(piece))))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left)
+    }
+}
+
 /// A problem with members beside the usual ones.
 pub(super) fn problem(rejection: Rejection, extra: Value, corr: &CorrId) -> Response<Body> {
     let mut body: Value = serde_json::from_str(&rejection.body(corr)).unwrap_or_default();
@@ -184,6 +236,26 @@ impl Query {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ron_kernel::sync::Permits;
+
+    #[tokio::test]
+    async fn a_large_answer_keeps_its_place_until_its_last_piece() {
+        let (permits, corr) = (Permits::new(1), CorrId::from_headers(&HeaderMap::new()));
+        let small = held(raw(200, "x", TEXT, &corr), permits.try_take());
+        assert_eq!(permits.used(), 0);
+        drop(small);
+        let bytes: Vec<u8> = (0..200_000u32).map(|n| n as u8).collect();
+        let mut body = held(raw(200, bytes.clone(), BYTES, &corr), permits.try_take()).into_body();
+        assert_eq!(body.exact_len(), Some(200_000));
+        let mut read = Vec::new();
+        while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            let piece = frame.unwrap().into_data().unwrap();
+            assert!(piece.len() <= PIECE && permits.used() == 1);
+            read.extend_from_slice(&piece);
+        }
+        drop(body);
+        assert!(read == bytes && permits.used() == 0);
+    }
 
     #[test]
     fn a_client_gets_what_it_likes_better() {
