@@ -273,7 +273,7 @@ fn reloader(
         }
         Ok(attempt::<Config>(&sources))
     };
-    let kernel = own.kernel().clone();
+    let (kernel, registry) = (own.kernel().clone(), services.registry.clone());
     let prepare = move |newer: &Loaded<Config>| -> Result<Prepared, Problems> {
         let config = newer.value.clone();
         let swaps = services.prepare(newer)?;
@@ -298,7 +298,11 @@ fn reloader(
         let files = files.chain(current.value.registry.files(data.path()));
         current.file.iter().cloned().chain(files).collect()
     };
-    (Reloader::new(own, move || reloading.reload(), files), store)
+    let reload = move || {
+        let refused = |_: &Problems| registry.iter().for_each(|registry| registry.keep_configuration());
+        reloading.reload().inspect_err(refused)
+    };
+    (Reloader::new(own, reload, files), store)
 }
 
 fn names_demo(config: &Config) -> bool {

@@ -230,20 +230,20 @@ impl Registry {
         self.service.ready();
     }
 
+    /// A new configuration was refused, here or elsewhere: the one in force stays.
+    pub fn keep_configuration(&self) {
+        self.shared.numbers.reload_failed.with(["refused"]).inc();
+        tracing::warn!("the registry keeps its configuration");
+    }
+
     /// Reads what the new configuration needs; the returned step then swaps it in and cannot fail.
     pub fn prepare(
         self: &Arc<Self>,
         settings: &RegistrySettings,
         token_keys: &[PublicKey],
     ) -> Result<Prepared, BuildError> {
-        let failed = |error: &TlsError| {
-            tracing::warn!(%error, "the registry keeps its configuration");
-            self.shared.numbers.reload_failed.with(["tls"]).inc();
-        };
         let tls = match (&self.tls, &settings.tls) {
-            (Some(server), Some(settings)) => {
-                Some((server.clone(), settings.load(self.data.path()).inspect_err(failed)?))
-            }
+            (Some(server), Some(settings)) => Some((server.clone(), settings.load(self.data.path())?)),
             _ => None,
         };
         let (registry, settings, tokens) = (self.clone(), settings.clone(), Verifier::new(token_keys));

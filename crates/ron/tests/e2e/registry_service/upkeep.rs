@@ -113,6 +113,7 @@ fn a_new_configuration_is_taken_over_or_refused_as_a_whole() {
     registry.node.write_config(&refused);
     let answer = registry.node.admin_post("/admin/reload", "");
     assert_eq!(answer.status, 422);
+    assert!(registry.metric("registry_reload_fail_total{reason=\"refused\"}") >= 1.0);
     for key in ["channels.proposals", "channels.approvals", "channels.committed", "registry.fsync"] {
         assert!(answer.text().contains(key), "{}", answer.text());
     }
