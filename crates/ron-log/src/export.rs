@@ -2,8 +2,8 @@
 //!
 //! A header line, then frames (a kind, a length of 32 bits, bytes), in this order: the trust roots; the log's
 //! key; of a pruned log its manifests, the hashes of the pruned leaves, and the snapshot it begins with; each
-//! entry's record and payload; a checkpoint wherever the tree has its size; at last a BLAKE3 hash over every
-//! byte before it.
+//! entry's record and payload; a checkpoint wherever the tree has its size, and always after the last entry; at
+//! last a BLAKE3 hash over every byte before it.
 
 use crate::hash::B3;
 use crate::note::NoteKey;
@@ -225,6 +225,12 @@ impl ExportVerifier {
     pub fn finish(mut self) -> Vec<Fault> {
         if !self.broken && !self.reader.ended() {
             self.break_off("it ends too early");
+        }
+        if let Some(verifier) = self.verifier.as_mut().filter(|_| !self.broken)
+            && verifier.signed() < verifier.tree().size()
+        {
+            // Approvals are public: without the log's word, what was withdrawn could be shown as committed.
+            verifier.fault(verifier.signed(), FaultKind::Unsigned);
         }
         let mut faults = self.verifier.take().map(Verifier::finish).unwrap_or_default();
         faults.append(&mut self.faults);

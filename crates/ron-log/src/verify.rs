@@ -47,6 +47,8 @@ pub struct Verifier {
     edge: BTreeMap<u8, Vec<u8>>,
     /// Roots that checkpoints give for sizes not reached yet.
     awaited: BTreeMap<u64, Hash>,
+    /// Size of the largest tree whose root the log signed.
+    signed: u64,
     /// The entry before was faulty, so that what follows from it is no fault of the next.
     suspect: bool,
     faults: Vec<Fault>,
@@ -64,6 +66,7 @@ impl Verifier {
             tree: Tree::default(),
             edge: BTreeMap::new(),
             awaited: BTreeMap::new(),
+            signed: 0,
             suspect: false,
             faults: Vec::new(),
         }
@@ -108,6 +111,11 @@ impl Verifier {
 
     pub fn tree(&self) -> &Tree {
         &self.tree
+    }
+
+    /// How many entries from the first on the log's key has signed for; those after have their approvals alone.
+    pub fn signed(&self) -> u64 {
+        self.signed
     }
 
     /// What was found so far.
@@ -198,13 +206,19 @@ impl Verifier {
     fn expect_root(&mut self, size: u64, root: Hash) {
         let version = size.saturating_sub(1);
         if size == self.tree.size() {
-            if root != self.tree.root() {
-                self.fault(version, FaultKind::Root);
-            }
+            self.compare_root(root);
         } else if size < self.tree.size() {
             self.fault(version, FaultKind::LateCheckpoint);
         } else if self.awaited.insert(size, root).is_some_and(|other| other != root) {
             self.fault(version, FaultKind::Fork);
+        }
+    }
+
+    fn compare_root(&mut self, signed: Hash) {
+        if signed == self.tree.root() {
+            self.signed = self.tree.size();
+        } else {
+            self.fault(self.tree.size().saturating_sub(1), FaultKind::Root);
         }
     }
 
@@ -325,10 +339,8 @@ impl Verifier {
                 tile.extend_from_slice(hash);
             }
         });
-        if let Some(root) = self.awaited.remove(&self.tree.size())
-            && root != self.tree.root()
-        {
-            self.fault(self.tree.size() - 1, FaultKind::Root);
+        if let Some(root) = self.awaited.remove(&self.tree.size()) {
+            self.compare_root(root);
         }
     }
 

@@ -206,7 +206,7 @@ impl Api {
             Endpoint::Commit => self.commit(asked, body).await,
             Endpoint::Withdraw => self.withdraw(asked).await,
             Endpoint::Supersede => self.supersede(asked, body).await,
-            Endpoint::Export => self.export(asked),
+            Endpoint::Export => self.export(asked).await,
             _ => {
                 let permit = asked.inflight.take();
                 Ok(answer::held(self.read_only(route.endpoint, asked).await?, permit))

@@ -56,6 +56,8 @@ pub enum FaultKind {
     Truncated,
     #[error("no checkpoint is cosigned by enough of the given witnesses")]
     Unwitnessed,
+    #[error("from here on no checkpoint of the log's key covers the entries")]
+    Unsigned,
     #[error("the snapshot's state: {0}")]
     State(StateError),
     #[error("the snapshot is not the state at its version")]

@@ -2,7 +2,7 @@
 
 use crate::fixture::{Log, key, log_key, log_note_key, log_of, roots};
 use ron_log::checkpoint::cosign;
-use ron_log::export::{ExportVerifier, ExportWriter, FrameKind};
+use ron_log::export::{ExportReader, ExportVerifier, ExportWriter, FrameKind};
 use ron_log::snapshot::PruneDigest;
 use ron_log::tile::Tile;
 use ron_log::tree::leaf_hash;
@@ -202,7 +202,7 @@ pub(crate) fn export(log: &Log, min: usize) -> Vec<u8> {
         if version > 0 {
             tree.append(leaf_hash(entry.bytes()), |_, _, _| {});
         }
-        if version % 3 == 2 {
+        if version % 3 == 2 || version + 1 == log.changes.len() {
             let checkpoint =
                 ron_log::Checkpoint { origin: roots().log, size: tree.size(), root: tree.root() };
             out.extend(
@@ -262,6 +262,36 @@ fn an_export_is_whole_or_its_faults_are_named() {
     let mut verifier = ExportVerifier::new(B3::ZERO, None, Signatures::Check);
     verifier.push(&export(&log, 0));
     assert!(!verifier.finish().is_empty(), "other roots");
+}
+
+/// An export made anew of those frames of another that are kept.
+fn only(bytes: &[u8], mut keep: impl FnMut(FrameKind) -> bool) -> Vec<u8> {
+    let (mut writer, mut out) = ExportWriter::begin(&roots(), &log_note_key());
+    let mut reader = ExportReader::default();
+    reader.push(bytes);
+    while let Some((kind, content)) = reader.next_frame().expect("a good export") {
+        if !matches!(kind, FrameKind::Roots | FrameKind::LogKey | FrameKind::End) && keep(kind) {
+            out.extend(writer.frame(kind, content));
+        }
+    }
+    out.extend(writer.end());
+    out
+}
+
+#[test]
+fn entries_that_the_log_did_not_sign_are_a_fault_of_an_export() {
+    let (log, _) = log_of(10);
+    let good = export(&log, 0);
+    assert_eq!(only(&good, |_| true), good);
+    let unsigned = |version| [Fault { version, kind: FaultKind::Unsigned }];
+    assert_eq!(faults_of(&only(&good, |kind| kind != FrameKind::Checkpoint), 4096), unsigned(0));
+    // The checkpoints have sizes 3, 6, 9 and 11.
+    let mut seen = 0;
+    let short = only(&good, |kind| {
+        seen += u32::from(kind == FrameKind::Checkpoint);
+        kind != FrameKind::Checkpoint || seen < 4
+    });
+    assert_eq!(faults_of(&short, 4096), unsigned(9));
 }
 
 #[test]

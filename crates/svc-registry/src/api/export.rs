@@ -10,19 +10,24 @@ use http::Response;
 use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE, HeaderValue};
 use ron_kernel::http::{Body, BodyError};
 use ron_kernel::problem::{Rejection, X_CORR_ID};
+use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
 use ron_log::export::{ExportWriter, FrameKind};
 use ron_log::tile::{TILE_WIDTH, Tile};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+/// How long an export waits for a checkpoint of HEAD.
+const CHECKPOINT_PATIENCE: Duration = Duration::from_secs(3);
 /// Entries and bytes of a piece.
 const PIECE: usize = 256;
 const PIECE_BYTES: usize = 1 << 20;
 
 impl Api {
-    pub(super) fn export(&self, mut asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
-        let head = self.shared.head().version;
+    /// Ends with a checkpoint, for what the log has not signed proves nothing to whoever gets the file.
+    pub(super) async fn export(&self, mut asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
         let permit = self.take(&self.exports, "read", "too many exports are under way")?;
+        let head = self.signed_head(&asked).await?;
         let permits = (permit, asked.inflight.take());
         let exporter = Exporter { shared: self.shared.clone(), head, part: Part::Begin, _permits: permits };
         let body = unfold(exporter, |exporter: Exporter| async move {
@@ -47,6 +52,29 @@ impl Api {
         headers.insert(CONTENT_DISPOSITION, name);
         headers.insert(X_CORR_ID, asked.corr.value().clone());
         Ok(response)
+    }
+
+    /// The last version under a checkpoint: HEAD's, if a checkpoint can be made in time.
+    async fn signed_head(&self, asked: &Asked<'_>) -> Result<u64, Rejection> {
+        let head = self.shared.head().version;
+        let covered = || self.shared.checkpoint.load().as_ref().map_or(0, |signed| signed.size);
+        let wait = async {
+            loop {
+                let told = self.shared.checkpointed.notified();
+                if covered() > head {
+                    return;
+                }
+                self.shared.checkpoint_wanted.notify_one();
+                told.await;
+            }
+        };
+        // Over a damaged store none is made; what was signed before is all there is.
+        if self.shared.damage().is_none() {
+            let until = (Instant::now() + CHECKPOINT_PATIENCE).min(asked.budget.until);
+            let _ = tokio::time::timeout_at(until.into(), wait).await;
+        }
+        let nothing = || Rejection::new(Reason::NotReady, "the log has signed nothing yet").retry_after(1);
+        covered().checked_sub(1).ok_or_else(nothing)
     }
 }
 
