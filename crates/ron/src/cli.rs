@@ -281,9 +281,12 @@ pub(crate) enum RegistryCommand {
         /// The trust roots.
         #[arg(long, value_name = "FILE", default_value = "trust-roots.json")]
         trust_roots: PathBuf,
-        /// The log's key. Without it, the export's own is taken.
+        /// The log's key. Without it that of a node.key beside the folder, else the export's own.
         #[arg(long, value_name = "ed25519:…")]
         log_key: Option<String>,
+        /// Take entries too that come after the last checkpoint: nothing shows that the log ever had them.
+        #[arg(long)]
+        unsigned: bool,
     },
 }
 

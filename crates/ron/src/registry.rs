@@ -31,8 +31,8 @@ pub(crate) fn run(command: RegistryCommand) -> anyhow::Result<ExitCode> {
         C::Sign { proposal, key, signer, out } => sign(&proposal, &key, &signer, out.as_deref()),
         C::Witness(options) => crate::witness::run(options),
         C::Verify(options) => verify::run(&options),
-        C::Import { file, dir, trust_roots, log_key } => {
-            archive::import(&file, &dir, &trust_roots, log_key.as_deref())
+        C::Import { file, dir, trust_roots, log_key, unsigned } => {
+            archive::import(&file, &dir, &trust_roots, log_key.as_deref(), unsigned)
         }
         C::Head { target } => look::head(&Registry::find(&target)?),
         C::Items { kind, id, at, target } => {

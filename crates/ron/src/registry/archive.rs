@@ -1,14 +1,14 @@
 //! A whole registry in one file: `export` takes it from a node, `import` makes a folder that a node can start from.
 
 use super::node::Registry;
-use super::verify::{self, read_roots};
+use super::verify::{self, Whose, read_roots};
 use crate::Usage;
 use crate::commands::print;
 use crate::http1::Asked;
 use anyhow::Context as _;
 use ron_log::export::{ExportReader, FrameKind};
 use ron_log::tree::leaf_hash;
-use ron_log::{Entry, Head, Note, NoteKey, Proposal, PruneManifest, State, Tree, TrustRoots};
+use ron_log::{Entry, FaultKind, Head, Note, NoteKey, Proposal, PruneManifest, State, Tree, TrustRoots};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -72,16 +72,24 @@ pub(crate) fn import(
     dir: &Path,
     trust_roots: &Path,
     log: Option<&str>,
+    unsigned: bool,
 ) -> anyhow::Result<ExitCode> {
     if dir.join("registry.redb").exists() {
         return Err(Usage(format!("{} holds a registry already: name a new folder", dir.display())).into());
     }
     let roots = read_roots(trust_roots)?;
-    let log = log.map(|text| verify::note_key(&roots, text)).transpose()?;
+    let given = log.map(|text| verify::note_key(&roots, text)).transpose()?;
+    let above = dir.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // The node that is to use the folder can go on with a log of its own key alone.
+    let log = given.or_else(|| verify::key_beside(above, &roots));
+    let whose = if log.is_some() { Whose::Given } else { Whose::Own };
     let open = || File::open(file).with_context(|| format!("{} cannot be read", file.display()));
     let input = open()?;
     let total = input.metadata()?.len();
-    let outcome = verify::export(input, total, &roots, log, verify::Witnesses::default())?;
+    let mut outcome = verify::export(input, total, &roots, (log, whose), verify::Witnesses::default())?;
+    if unsigned {
+        outcome.faults.retain(|fault| fault.kind != FaultKind::Unsigned);
+    }
     if !outcome.is_good() {
         verify::said(&outcome, false)?;
         anyhow::bail!("{} is not good, nothing was imported", file.display());
@@ -92,13 +100,12 @@ pub(crate) fn import(
         return Err(Usage(format!("{}: {again}", unfinished.display())).into());
     }
     let head = fill(open()?, &unfinished, roots)?;
-    if let Some(above) = dir.parent().filter(|above| !above.as_os_str().is_empty()) {
-        std::fs::create_dir_all(above).with_context(|| format!("{} cannot be made", above.display()))?;
-    }
+    std::fs::create_dir_all(above).with_context(|| format!("{} cannot be made", above.display()))?;
     // An empty folder may have been made beforehand.
     let _ = std::fs::remove_dir(dir);
     std::fs::rename(&unfinished, dir).with_context(|| format!("{} cannot be made", dir.display()))?;
-    print(&format!("{}: version {}, {}", dir.display(), head.version, head.hash))
+    let signed = outcome.signed();
+    print(&format!("{}: version {}, {}; {signed}", dir.display(), head.version, head.hash))
 }
 
 /// Makes a store of an export that was found good.

@@ -95,10 +95,11 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     let roots = roots(options, live)?;
     let log = options.log_key.as_deref().map(|text| note_key(&roots, text)).transpose()?;
     let witnesses = Witnesses::of(options)?;
+    let whose = if log.is_some() { Whose::Given } else { Whose::Own };
     if let Some(file) = &options.export {
         let input = File::open(file).with_context(|| format!("{} cannot be read", file.display()))?;
         let total = input.metadata()?.len();
-        return said(&export(input, total, &roots, log, witnesses)?, json);
+        return said(&export(input, total, &roots, (log, whose), witnesses)?, json);
     }
     if let Some(file) = &options.proof {
         let log = log.ok_or_else(|| {
@@ -107,9 +108,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
         return proof(file, &roots, &log, &witnesses, json);
     }
     if let Some(dir) = &options.dir {
-        return said(&folder(dir, roots, log, witnesses)?, json);
+        return said(&folder(dir, roots, (log, whose), witnesses)?, json);
     }
-    said(&node(&Registry::find(&options.target)?, roots, log, witnesses)?, json)
+    said(&node(&Registry::find(&options.target)?, roots, (log, whose), witnesses)?, json)
 }
 
 /// The roots that were named, those of the node, or those that lie here.
@@ -145,14 +146,38 @@ pub(crate) struct Outcome {
     versions: u64,
     /// The last version that enough witnesses have seen, if any were named.
     witnessed: Option<u64>,
-    faults: Vec<Fault>,
-    /// What could not be checked for want of a key.
-    but: &'static str,
+    /// How many of them the log's key has signed for.
+    signed: u64,
+    whose: Whose,
+    pub(crate) faults: Vec<Fault>,
+}
+
+/// Whose word it is that a key is the log's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// The caller's.
+    Given,
+    /// That of what is checked: then its notes show that it is whole, not whose it is.
+    Own,
+    /// There is no key.
+    Unknown,
 }
 
 impl Outcome {
     pub(crate) fn is_good(&self) -> bool {
         self.faults.is_empty()
+    }
+
+    /// How far the log has signed for the entries, as people read it.
+    pub(crate) fn signed(&self) -> String {
+        let far = format!("signed up to {} of {}", self.signed, self.versions);
+        match self.whose {
+            Whose::Given => format!("{far} by the log key given"),
+            Whose::Own => {
+                format!("{far} by the key it brings itself; with --log-key ed25519:… it is known whose")
+            }
+            Whose::Unknown => "no checkpoint was checked: give --log-key ed25519:…".to_owned(),
+        }
     }
 }
 
@@ -162,13 +187,21 @@ pub(crate) fn said(outcome: &Outcome, json: bool) -> anyhow::Result<ExitCode> {
         let fault = |fault: &Fault| json!({"version": fault.version, "what": fault.kind.to_string()});
         let faults: Vec<_> = outcome.faults.iter().map(fault).collect();
         let good = outcome.is_good();
-        print(&json!({"good": good, "entries": outcome.versions, "faults": faults}).to_string())?;
+        let log_key = match outcome.whose {
+            Whose::Given => "given",
+            Whose::Own => "own",
+            Whose::Unknown => "unknown",
+        };
+        let (entries, signed) = (outcome.versions, outcome.signed);
+        let said =
+            json!({"good": good, "entries": entries, "signed": signed, "log_key": log_key, "faults": faults});
+        print(&said.to_string())?;
         return Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     if outcome.is_good() {
         let seen = outcome.witnessed.map(|version| format!(", cosigned to version {version}"));
-        let (versions, seen) = (outcome.versions, seen.unwrap_or_default());
-        return print(&format!("good: {versions} entries, whole and approved{seen}{}", outcome.but));
+        let (said, seen) = (outcome.signed(), seen.unwrap_or_default());
+        return print(&format!("good: {} entries, whole and approved; {said}{seen}", outcome.versions));
     }
     for fault in &outcome.faults {
         print(&fault.to_string())?;
@@ -181,7 +214,7 @@ pub(crate) fn export(
     mut input: impl Read,
     total: u64,
     roots: &TrustRoots,
-    log: Option<NoteKey>,
+    (log, whose): (Option<NoteKey>, Whose),
     witnesses: Witnesses,
 ) -> anyhow::Result<Outcome> {
     let verifier = ExportVerifier::new(roots.b3(), log, Signatures::Check);
@@ -197,9 +230,10 @@ pub(crate) fn export(
             }
         }
     }
-    let versions = verifier.verifier().map_or(0, Verifier::next_version);
+    let (versions, signed) =
+        verifier.verifier().map_or((0, 0), |verifier| (verifier.next_version(), verifier.signed()));
     let witnessed = verifier.verifier().and_then(|verifier| witnesses.covered(verifier));
-    Ok(Outcome { versions, witnessed, faults: verifier.finish(), but: "" })
+    Ok(Outcome { versions, witnessed, signed, whose, faults: verifier.finish() })
 }
 
 fn proof(
@@ -241,19 +275,14 @@ fn proof(
 fn folder(
     dir: &Path,
     roots: TrustRoots,
-    log: Option<NoteKey>,
+    (log, whose): (Option<NoteKey>, Whose),
     witnesses: Witnesses,
 ) -> anyhow::Result<Outcome> {
     anyhow::ensure!(dir.join("registry.redb").exists(), "{} holds no registry", dir.display());
     let store = Store::open(dir, &roots, true)
         .with_context(|| format!("the registry in {} cannot be read; does its node run?", dir.display()))?;
     let reader = store.reader()?;
-    // The log's key is the node's, which by default lies beside the registry's folder.
-    let beside = || {
-        let key = PrivateKey::read(&dir.join("../node.key")).ok()?;
-        Some(NoteKey::ed25519(&roots.log, ed25519_dalek::SigningKey::from_bytes(&key.seed()).verifying_key()))
-    };
-    let log = log.or_else(beside);
+    let log = log.or_else(|| key_beside(&dir.join(".."), &roots));
     let (head, min) = (reader.head()?.version, reader.min_version()?);
     let verifier = Verifier::new(roots, log.clone(), Signatures::Check);
     let mut verifier = verifier.witnessed_by(witnesses.keys.clone(), witnesses.quorum);
@@ -264,14 +293,12 @@ fn folder(
         );
         begin_pruned(&mut verifier, &reader, min)?;
     }
-    let but = if log.is_some() {
+    let whose = if log.is_some() { whose } else { Whose::Unknown };
+    if log.is_some() {
         for (_, note) in reader.checkpoints(min + 1..=u64::MAX)? {
             verifier.checkpoint(&note);
         }
-        ""
-    } else {
-        ", but its checkpoints were not checked: give --log-key ed25519:…"
-    };
+    }
     let mut progress = Progress::new(head + 1, "entries");
     verifier.run(
         head,
@@ -282,8 +309,19 @@ fn folder(
             ControlFlow::Continue(())
         },
     )?;
-    let (versions, witnessed) = (verifier.next_version(), witnesses.covered(&verifier));
-    Ok(Outcome { versions, witnessed, faults: verifier.finish(), but })
+    Ok(outcome(verifier, whose, &witnesses))
+}
+
+fn outcome(verifier: Verifier, whose: Whose, witnesses: &Witnesses) -> Outcome {
+    let (versions, signed) = (verifier.next_version(), verifier.signed());
+    let witnessed = witnesses.covered(&verifier);
+    Outcome { versions, witnessed, signed, whose, faults: verifier.finish() }
+}
+
+/// The log's key is the node's, which by default lies beside the registry's folder.
+pub(crate) fn key_beside(above: &Path, roots: &TrustRoots) -> Option<NoteKey> {
+    let key = PrivateKey::read(&above.join("node.key")).ok()?;
+    Some(NoteKey::ed25519(&roots.log, ed25519_dalek::SigningKey::from_bytes(&key.seed()).verifying_key()))
 }
 
 /// Begins with what stands for the entries that are gone: manifests, leaves, a snapshot.
@@ -306,7 +344,7 @@ fn begin_pruned(verifier: &mut Verifier, reader: &Reader, min: u64) -> anyhow::R
 fn node(
     registry: &Registry,
     roots: TrustRoots,
-    log: Option<NoteKey>,
+    (log, whose): (Option<NoteKey>, Whose),
     witnesses: Witnesses,
 ) -> anyhow::Result<Outcome> {
     let log = match log {
@@ -315,7 +353,7 @@ fn node(
     };
     match registry.get("/registry/0") {
         Err(error) if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 410) => {
-            return export_of(registry, &roots, log, witnesses);
+            return export_of(registry, &roots, (Some(log), whose), witnesses);
         }
         other => other?,
     };
@@ -339,8 +377,7 @@ fn node(
         progress.at(version);
         ControlFlow::Continue(())
     })?;
-    let (versions, witnessed) = (verifier.next_version(), witnesses.covered(&verifier));
-    Ok(Outcome { versions, witnessed, faults: verifier.finish(), but: "" })
+    Ok(outcome(verifier, whose, &witnesses))
 }
 
 /// The key that a node says is its log's.
@@ -399,7 +436,7 @@ impl Original {
 fn export_of(
     registry: &Registry,
     roots: &TrustRoots,
-    log: NoteKey,
+    log: (Option<NoteKey>, Whose),
     witnesses: Witnesses,
 ) -> anyhow::Result<Outcome> {
     let asked = Asked {
@@ -415,5 +452,5 @@ fn export_of(
         return Err(super::node::refused(status, &registry.whole(response)?).into());
     }
     let total = response.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
-    export(response.body, total, roots, Some(log), witnesses)
+    export(response.body, total, roots, log, witnesses)
 }

@@ -100,6 +100,66 @@ fn what_signers_and_auditors_do_needs_files_alone() {
 }
 
 #[test]
+fn approved_entries_that_the_log_never_signed_are_not_taken_for_its_history() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let roots = genesis(dir);
+    // Its approvals are good, for they are public; it was withdrawn and never committed.
+    let (invented, proposal) = approved(dir, &roots);
+    let log = PrivateKey::generate().unwrap();
+    let signing = ed25519_dalek::SigningKey::from_bytes(&log.seed());
+    let (first, first_proposal) = roots.genesis();
+    let mut tree = Tree::default();
+    tree.append(leaf_hash(first.bytes()), |_, _, _| {});
+    let checkpoint = Checkpoint { origin: roots.log.clone(), size: 1, root: tree.root() }.sign(&signing);
+    let (mut writer, mut export) =
+        ExportWriter::begin(&roots, &NoteKey::ed25519(&roots.log, signing.verifying_key()));
+    for (kind, content) in [
+        (FrameKind::Record, first.bytes()),
+        (FrameKind::Payload, first_proposal.bytes()),
+        (FrameKind::Checkpoint, checkpoint.to_string().as_bytes()),
+        (FrameKind::Record, invented.bytes()),
+        (FrameKind::Payload, proposal.bytes()),
+    ] {
+        export.extend(writer.frame(kind, content));
+    }
+    export.extend(writer.end());
+    std::fs::write(dir.join("x"), &export).unwrap();
+    let key = log.public().to_string();
+    for with in [&["--log-key", &key][..], &[]] {
+        let verify = ["registry", "verify", "--export", "x", "--trust-roots", "roots.json"];
+        let (code, out, error) = run(dir, &[&verify[..], with].concat());
+        assert!(
+            code == 1 && out == "version 1: from here on no checkpoint of the log's key covers the entries",
+            "{out} {error}"
+        );
+        let import = ["registry", "import", "x", "--dir", "made", "--trust-roots", "roots.json"];
+        let (code, _, error) = run(dir, &[&import[..], with].concat());
+        assert!(code == 1 && error.contains("nothing was imported") && !dir.join("made").exists(), "{error}");
+    }
+    let import = [
+        "registry",
+        "import",
+        "x",
+        "--dir",
+        "made",
+        "--trust-roots",
+        "roots.json",
+        "--unsigned",
+        "--log-key",
+        &key,
+    ];
+    let (code, out, error) = run(dir, &import);
+    assert!(code == 0 && out.ends_with("signed up to 1 of 2 by the log key given"), "{out} {error}");
+    let verify = ["registry", "verify", "--dir", "made", "--trust-roots", "roots.json"];
+    let (code, out, _) = run(dir, &verify);
+    assert!(code == 0 && out.contains("no checkpoint was checked"), "{out}");
+    let (code, out, _) = run(dir, &[&verify[..], &["--json", "--log-key", &key]].concat());
+    let said: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &said["entries"], &said["signed"]), (0, &2.into(), &1.into()), "{out}");
+}
+
+#[test]
 fn wrong_arguments_are_told_what_would_be_right() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
