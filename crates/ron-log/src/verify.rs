@@ -123,7 +123,8 @@ impl Verifier {
         &self.faults
     }
 
-    pub(crate) fn fault(&mut self, version: u64, kind: FaultKind) {
+    /// Notes what is wrong; whoever reads the log may find more than can be seen here.
+    pub fn fault(&mut self, version: u64, kind: FaultKind) {
         self.faults.push(Fault { version, kind });
         self.suspect = true;
     }

@@ -10,7 +10,7 @@ use crate::job::Job;
 use crate::publisher::{Stall, publish};
 use crate::retention::retain;
 use crate::shared::{OPEN, Parts, RECENT, Shared, Signed, now_millis};
-use crate::store::{OpenError, Replay, RestoreError, Restored, Store, StoreError};
+use crate::store::{OpenError, Replay, RestoreError, Restored, Store, StoreError, reading};
 use crate::verifier::verify;
 use crate::view::View;
 use crate::witness::{WITNESS_IDLE, collect, keys};
@@ -184,12 +184,14 @@ impl Registry {
         service.declare(&SHUTDOWN, &EVENTS);
         let roots = trust_roots(settings, data, identity)?;
         let dir = data.join(&settings.dir);
-        let store = if identity.amnesia {
-            Store::in_memory(&roots)?
-        } else {
-            Store::open(&dir, &roots, settings.fsync)?
-        };
-        let shared = share(service, settings, store, &dir, roots, identity)?;
+        let shared = reading(&dir, || {
+            let store = if identity.amnesia {
+                Store::in_memory(&roots)?
+            } else {
+                Store::open(&dir, &roots, settings.fsync)?
+            };
+            share(service, settings, store, &dir, roots, identity)
+        })?;
         let mut listeners = vec![(bind_tcp(settings.listen)?, None)];
         let mut addresses = vec![("http", listeners[0].0.address())];
         let mut tls = None;

@@ -33,6 +33,9 @@ const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
 /// Room that must be left on the disk before anything is written.
 const RESERVE: u64 = 1 << 20;
 
+/// The database's file in the registry's folder.
+pub const FILE: &str = "registry.redb";
+
 /// By version.
 const ENTRIES: TableDefinition<u64, &[u8]> = TableDefinition::new("entries");
 /// By version; the record names the hash.
@@ -113,6 +116,17 @@ pub enum OpenError {
     OtherRoots(ron_log::B3, ron_log::B3),
 }
 
+/// Does what opens and reads the store of a folder. redb panics where a page makes no sense to it; whatever was used
+/// then is not used again, so that it can be told as the damage it is.
+pub fn reading<T, E: From<StoreError>>(dir: &Path, read: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    let read = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read));
+    read.unwrap_or_else(|_panic| {
+        let file = dir.join(FILE);
+        let advice = "make the folder anew from an export with `ron registry import`, or from a copy";
+        Err(StoreError::Damaged(format!("{} is damaged: {advice}", file.display())).into())
+    })
+}
+
 /// The store, for reading. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -154,7 +168,13 @@ impl Store {
     pub fn open(dir: &Path, roots: &TrustRoots, fsync: bool) -> Result<Store, OpenError> {
         let failed = |error| OpenError::File(dir.display().to_string(), error);
         std::fs::create_dir_all(dir).map_err(failed)?;
-        Store::over(Disk::file(&dir.join("registry.redb"), fsync).map_err(failed)?, roots)
+        Store::over(Disk::file(&dir.join(FILE), fsync).map_err(failed)?, roots)
+    }
+
+    /// Opens the store in a folder to be read, and changes nothing there.
+    pub fn look(dir: &Path, roots: &TrustRoots) -> Result<Store, OpenError> {
+        let failed = |error| OpenError::File(dir.display().to_string(), error);
+        Store::over(Disk::looked_at(&dir.join(FILE)).map_err(failed)?, roots)
     }
 
     /// A store that leaves nothing behind.

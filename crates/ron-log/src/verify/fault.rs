@@ -2,6 +2,7 @@
 
 use crate::approval::ApprovalError;
 use crate::entry::EntryError;
+use crate::hash::B3;
 use crate::note::NoteError;
 use crate::payload::PayloadError;
 use crate::snapshot::StateError;
@@ -64,6 +65,12 @@ pub enum FaultKind {
     SnapshotState,
     #[error("the snapshot is not of the version before the first entry kept")]
     SnapshotVersion,
+    #[error("the log is said to begin here, and no prune manifest says so")]
+    Manifest,
+    #[error("HEAD names another entry")]
+    Head,
+    #[error("the pending proposal {0} is not what was proposed")]
+    Pending(B3),
     #[error("the export: {0}")]
     Export(&'static str),
 }

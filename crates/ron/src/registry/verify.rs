@@ -6,6 +6,7 @@ use crate::Usage;
 use crate::client::Found;
 use crate::commands::print;
 use crate::http1::Asked;
+use crate::table::visible;
 use anyhow::Context as _;
 use ron_kernel::key::PrivateKey;
 use ron_log::export::ExportVerifier;
@@ -15,7 +16,7 @@ use ron_log::note::NoteKeyKind;
 use ron_log::proof::ProofFile;
 use ron_log::tile::{TILE_WIDTH, Tile, TilePath};
 use ron_log::verify::Signatures;
-use ron_log::{Fault, NoteKey, TrustRoots, Verifier};
+use ron_log::{Fault, FaultKind, NoteKey, Proposal, State, TrustRoots, Verifier};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -24,7 +25,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use svc_registry::store::{Reader, Store};
+use svc_registry::store::{FILE, Reader, Store, reading};
 
 /// What to check, and by which roots and key.
 #[derive(Debug, clap::Args)]
@@ -204,7 +205,7 @@ pub(crate) fn said(outcome: &Outcome, json: bool) -> anyhow::Result<ExitCode> {
         return print(&format!("good: {} entries, whole and approved; {said}{seen}", outcome.versions));
     }
     for fault in &outcome.faults {
-        print(&fault.to_string())?;
+        print(&visible(&fault.to_string()))?;
     }
     Ok(ExitCode::FAILURE)
 }
@@ -271,45 +272,91 @@ fn proof(
     }
 }
 
-/// Checks what a registry that does not run has kept.
+/// Checks what a registry that does not run has kept, and changes nothing there.
 fn folder(
     dir: &Path,
     roots: TrustRoots,
     (log, whose): (Option<NoteKey>, Whose),
     witnesses: Witnesses,
 ) -> anyhow::Result<Outcome> {
-    anyhow::ensure!(dir.join("registry.redb").exists(), "{} holds no registry", dir.display());
-    let store = Store::open(dir, &roots, true)
-        .with_context(|| format!("the registry in {} cannot be read; does its node run?", dir.display()))?;
-    let reader = store.reader()?;
+    anyhow::ensure!(dir.join(FILE).exists(), "{} holds no registry", dir.display());
     let log = log.or_else(|| key_beside(&dir.join(".."), &roots));
-    let (head, min) = (reader.head()?.version, reader.min_version()?);
-    let verifier = Verifier::new(roots, log.clone(), Signatures::Check);
-    let mut verifier = verifier.witnessed_by(witnesses.keys.clone(), witnesses.quorum);
-    if min > 0 {
-        anyhow::ensure!(
-            log.is_some(),
-            "a pruned log can be checked with its key alone: give --log-key ed25519:…"
-        );
-        begin_pruned(&mut verifier, &reader, min)?;
-    }
     let whose = if log.is_some() { whose } else { Whose::Unknown };
-    if log.is_some() {
-        for (_, note) in reader.checkpoints(min + 1..=u64::MAX)? {
-            verifier.checkpoint(&note);
+    reading(dir, || {
+        let store = Store::look(dir, &roots)
+            .with_context(|| format!("the registry in {} cannot be read", dir.display()))?;
+        let verifier = Verifier::new(roots, log.clone(), Signatures::Check);
+        let verifier = verifier.witnessed_by(witnesses.keys.clone(), witnesses.quorum);
+        Ok(outcome(kept(&store.reader()?, verifier, log.is_some())?, whose, &witnesses))
+    })
+}
+
+/// Everything that a store holds; its signed notes only if the log's key is known.
+fn kept(reader: &Reader, mut verifier: Verifier, signed: bool) -> anyhow::Result<Verifier> {
+    let (head, min) = (reader.head()?, reader.min_version()?);
+    anyhow::ensure!(
+        signed || min == 0,
+        "a pruned log can be checked with its key alone: give --log-key ed25519:…"
+    );
+    let mut states = Vec::new();
+    if signed {
+        begin(&mut verifier, reader, min)?;
+        let mut up_to = Some(u64::MAX);
+        while let Some(at) = up_to
+            && let Some(found) = reader.snapshot(at)?
+            && found.0 >= min
+        {
+            up_to = found.0.checked_sub(1);
+            states.push(found);
         }
     }
-    let mut progress = Progress::new(head + 1, "entries");
-    verifier.run(
-        head,
-        |version| reader.pair(version),
-        |tile| reader.tile(tile),
-        |version| {
-            progress.at(version);
-            ControlFlow::Continue(())
-        },
-    )?;
-    Ok(outcome(verifier, whose, &witnesses))
+    let mut progress = Progress::new(head.version + 1, "entries");
+    let mut step = |version| {
+        progress.at(version);
+        ControlFlow::Continue(())
+    };
+    let mut run = |verifier: &mut Verifier, to: u64| {
+        verifier.run(to, |version| reader.pair(version), |tile| reader.tile(tile), &mut step)
+    };
+    for (version, note, state) in states.iter().rev() {
+        run(&mut verifier, head.version.min(*version))?;
+        verifier.snapshot(note, state);
+    }
+    run(&mut verifier, head.version)?;
+    if verifier.state().map(State::head) != Some(head) {
+        verifier.fault(head.version, FaultKind::Head);
+    }
+    for id in reader.proposals()? {
+        let found = reader.proposal(id)?.map(|found| Proposal::parse_canonical(found.payload));
+        if !matches!(found, Some(Ok(proposal)) if proposal.b3() == id) {
+            verifier.fault(head.version, FaultKind::Pending(id));
+        }
+    }
+    Ok(verifier)
+}
+
+/// Begins with the signed notes and, of a pruned log, with what stands for the entries that are gone.
+fn begin(verifier: &mut Verifier, reader: &Reader, min: u64) -> anyhow::Result<()> {
+    let manifests = reader.manifests()?;
+    let begins = manifests.iter().filter_map(|note| verifier.prune_manifest(note)).max();
+    if begins.unwrap_or(0) != min {
+        verifier.fault(min, FaultKind::Manifest);
+    }
+    for (_, note) in reader.checkpoints(0..=u64::MAX)? {
+        verifier.checkpoint(&note);
+    }
+    if min == 0 {
+        return Ok(());
+    }
+    for index in 0..min.div_ceil(TILE_WIDTH) {
+        let width = (min - index * TILE_WIDTH).min(TILE_WIDTH) as u16;
+        let hashes = reader.sure_tile(Tile { level: 0, index, width })?;
+        hashes.as_chunks::<32>().0.iter().for_each(|leaf| verifier.pruned_leaf(*leaf));
+    }
+    let snapshot = reader.snapshot(min - 1)?.filter(|(version, _, _)| *version == min - 1);
+    let (_, note, state) = snapshot.context("the snapshot that the log was pruned under is missing")?;
+    verifier.begin(&note, &state);
+    Ok(())
 }
 
 fn outcome(verifier: Verifier, whose: Whose, witnesses: &Witnesses) -> Outcome {
@@ -322,22 +369,6 @@ fn outcome(verifier: Verifier, whose: Whose, witnesses: &Witnesses) -> Outcome {
 pub(crate) fn key_beside(above: &Path, roots: &TrustRoots) -> Option<NoteKey> {
     let key = PrivateKey::read(&above.join("node.key")).ok()?;
     Some(NoteKey::ed25519(&roots.log, ed25519_dalek::SigningKey::from_bytes(&key.seed()).verifying_key()))
-}
-
-/// Begins with what stands for the entries that are gone: manifests, leaves, a snapshot.
-fn begin_pruned(verifier: &mut Verifier, reader: &Reader, min: u64) -> anyhow::Result<()> {
-    for note in reader.manifests()? {
-        verifier.prune_manifest(&note);
-    }
-    for index in 0..min.div_ceil(TILE_WIDTH) {
-        let width = (min - index * TILE_WIDTH).min(TILE_WIDTH) as u16;
-        let hashes = reader.sure_tile(Tile { level: 0, index, width })?;
-        hashes.as_chunks::<32>().0.iter().for_each(|leaf| verifier.pruned_leaf(*leaf));
-    }
-    let snapshot = reader.snapshot(min - 1)?.filter(|(version, _, _)| *version == min - 1);
-    let (_, note, state) = snapshot.context("the snapshot that the log was pruned under is missing")?;
-    verifier.begin(&note, &state);
-    Ok(())
 }
 
 /// Checks a registry over HTTP: every entry, every tile, the checkpoint.

@@ -344,6 +344,72 @@ fn what_was_changed_afterwards_is_found_and_two_histories_are_shown() {
     assert!(!dir.join("again").exists());
 }
 
+/// Every place of a text in a file's bytes is replaced by another of the same length.
+fn replaced(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
+    let (mut bytes, mut found) = (bytes.to_vec(), false);
+    for at in 0..bytes.len() {
+        if bytes[at..].starts_with(from.as_bytes()) {
+            bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+            found = true;
+        }
+    }
+    assert!(found, "{from} is there");
+    bytes
+}
+
+#[test]
+fn whatever_is_damaged_in_a_store_is_told_and_looking_changes_nothing() {
+    let (mut node, token) = node();
+    change(&node, &token, "r", "first");
+    let (code, _, error) =
+        ask(&node, &token, &["put", "route", "s", "route.json", "--yes", "--note", "it waits"]);
+    assert_eq!(code, 0, "{error}");
+    let dir = node.dir.path().to_owned();
+    let verify = || run(&dir, &["registry", "verify", "--dir", "registry", "--trust-roots", "roots.json"]);
+    let (code, _, error) = verify();
+    assert!(code == 1 && error.contains("in use by another process"), "{error}");
+    node.signal("KILL");
+    node.wait();
+    let file = dir.join("registry/registry.redb");
+    let whole = std::fs::read(&file).unwrap();
+    let (code, out, error) = verify();
+    assert!(code == 0 && out.contains("signed up to 2 of 2"), "{out} {error}");
+    assert_eq!(std::fs::read(&file).unwrap(), whole, "not even the crash is mended");
+    std::fs::remove_file(dir.join("addresses.json")).unwrap();
+    // Opened and closed by a node, so that nothing looks at the sums of the pages any more.
+    let mut again = Node::spawn(
+        std::mem::replace(&mut node.dir, tempfile::tempdir().unwrap()),
+        &["run", "registry", "--config", "ron.toml"],
+        &[],
+    );
+    assert_eq!(again.stop(), 0);
+    let whole = std::fs::read(&file).unwrap();
+    for (from, to, says) in [
+        ("ron.registry.snapshot/1", "ron.registry.snapshot/7", "a signed note"),
+        ("ron.registry.state/1", "ron.registry.state/7", "the snapshot's state"),
+        ("it waits", "it waitz", "the pending proposal b3:"),
+    ] {
+        std::fs::write(&file, replaced(&whole, from, to)).unwrap();
+        let (code, out, error) = verify();
+        assert!(code == 1 && out.contains(says), "{from}: {out} {error}");
+    }
+    let mut damaged = None;
+    let pages: Vec<usize> = (0..whole.len()).step_by(4096).filter(|at| whole[*at] != 0).collect();
+    for at in pages.iter().copied().step_by(pages.len().div_ceil(24)) {
+        let mut bytes = whole.clone();
+        bytes[at..at + 64].fill(0xA5);
+        std::fs::write(&file, &bytes).unwrap();
+        let (code, out, error) = verify();
+        assert!(code <= 1, "page {}: {out} {error}", at / 4096);
+        if error.contains("registry.redb is damaged: make the folder anew from an export") {
+            damaged = Some(bytes);
+        }
+    }
+    std::fs::write(&file, damaged.expect("a page that redb panics about")).unwrap();
+    let (code, _, error) = run(&dir, &["run", "registry", "--config", "ron.toml"]);
+    assert!(code == 1 && error.contains("registry.redb is damaged: make the folder anew"), "{error}");
+}
+
 #[test]
 fn a_pruned_log_is_verified_and_comes_back_from_its_export() {
     let dir = tempfile::tempdir().unwrap();
