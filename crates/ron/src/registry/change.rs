@@ -3,7 +3,7 @@
 use super::look::{describe_head, item_path, pretty};
 use super::node::{Refused, Registry, id};
 use crate::Usage;
-use crate::table::text;
+use crate::table::{text, visible};
 use anyhow::Context as _;
 use ron_log::json::{Json, write_text};
 use ron_log::{Approval, B3, Op, Proposal};
@@ -129,11 +129,13 @@ pub(crate) fn now() -> anyhow::Result<u64> {
 
 /// What an operation changes, line by line.
 fn difference(registry: &Registry, op: &Op) -> anyhow::Result<String> {
-    let (kind, id) = (&op.key.kind, &op.key.id);
-    let (before, title) = match registry.get(&item_path(kind, id)) {
-        Ok(item) => {
-            (pretty(&item["body"]), format!("{kind}/{id}, last changed by version {}", item["version"]))
-        }
+    let path = item_path(&op.key.kind, &op.key.id);
+    let (kind, id) = (visible(&op.key.kind), visible(&op.key.id));
+    let (before, title) = match registry.get(&path) {
+        Ok(item) => (
+            pretty(&item["body"]),
+            format!("{kind}/{id}, last changed by version {}", text(&item["version"])),
+        ),
         Err(error) if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 404) => {
             anyhow::ensure!(op.body.is_some(), "there is no item {kind}/{id} to delete");
             (String::new(), format!("{kind}/{id}, which is new"))

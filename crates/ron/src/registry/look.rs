@@ -1,9 +1,9 @@
 //! What a registry holds and what happens in it: head, items, entries, proposals, the stream.
 
-use super::node::{Registry, id};
+use super::node::{Refused, Registry, id};
 use crate::commands::print;
 use crate::http1::Asked;
-use crate::table::{aligned, list, pairs, row, text};
+use crate::table::{aligned, list, pairs, row, text, visible};
 use anyhow::Context as _;
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -81,7 +81,8 @@ pub(crate) fn item_path(kind: &str, id: &str) -> String {
 }
 
 pub(crate) fn pretty(value: &Value) -> String {
-    serde_json::to_string_pretty(value).expect("a value is JSON")
+    let text = serde_json::to_string_pretty(value).expect("a value is JSON");
+    text.lines().map(visible).collect::<Vec<_>>().join("\n")
 }
 
 pub(crate) fn get(registry: &Registry, version: u64) -> anyhow::Result<ExitCode> {
@@ -117,8 +118,11 @@ pub(crate) fn log(registry: &Registry, from: Option<u64>, limit: Option<u64>) ->
     let mut next = match from {
         Some(from) => from,
         None => {
-            let head = registry.get("/registry/head")?;
-            (head["version"].as_u64().unwrap_or(0) + 1).saturating_sub(limit)
+            let number = |path: &str, member: &str| -> anyhow::Result<u64> {
+                Ok(registry.get(path)?[member].as_u64().unwrap_or(0))
+            };
+            let newest = (number("/registry/head", "version")? + 1).saturating_sub(limit);
+            newest.max(number("/registry/retention", "min_version")?)
         }
     };
     let mut left = limit;
@@ -209,19 +213,29 @@ fn time(millis: &Value) -> String {
 
 /// Prints each update as it comes, and goes on where it was when the connection breaks.
 pub(crate) fn watch(registry: &Registry, from: Option<u64>) -> anyhow::Result<ExitCode> {
-    let cursor = |entry: &Value| {
-        let hash = entry["hash"].as_str().and_then(|hash| hash.get(3..11));
-        hash.map(|hash| format!("{}-{hash}", entry["version"]))
+    let cursor = |version: u64, hash: &Value| {
+        let hash = hash.as_str().and_then(|hash| hash.get(3..11)).context("an entry has no hash")?;
+        anyhow::Ok(format!("{version}-{hash}"))
     };
     let mut last = match from {
-        None => None,
-        Some(from) => {
-            let before = registry.get(&format!("/registry/{}", from.saturating_sub(1)))?;
-            if from == 0 {
-                print(&update(registry, &before))?;
-            }
-            cursor(&before)
+        // Not merely what comes: a connection that breaks before the first event must miss nothing either.
+        None => {
+            let head = registry.get("/registry/head")?;
+            cursor(head["version"].as_u64().context("HEAD has no version")?, &head["hash"])?
         }
+        Some(0) => {
+            let first = registry.get("/registry/0")?;
+            print(&update(registry, &first))?;
+            cursor(0, &first["hash"])?
+        }
+        Some(from) => match registry.get(&format!("/registry/{}", from - 1)) {
+            Ok(before) => cursor(from - 1, &before["hash"])?,
+            // The first one kept names the one that was before it.
+            Err(error) if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 410) => {
+                cursor(from - 1, &registry.get(&format!("/registry/{from}"))?["prev"])?
+            }
+            Err(error) => return Err(error),
+        },
     };
     loop {
         match stream(registry, &mut last) {
@@ -254,9 +268,9 @@ fn update(registry: &Registry, event: &Value) -> String {
 }
 
 /// One connection's worth of events; `last` follows them.
-fn stream(registry: &Registry, last: &mut Option<String>) -> anyhow::Result<()> {
-    let cursor = last.clone().unwrap_or_default();
-    let headers: &[_] = if cursor.is_empty() { &[] } else { &[("Last-Event-ID", cursor.as_str())] };
+fn stream(registry: &Registry, last: &mut String) -> anyhow::Result<()> {
+    let cursor = last.clone();
+    let headers: &[_] = &[("Last-Event-ID", cursor.as_str())];
     let asked =
         Asked { method: "GET", path: "/registry/stream", headers, body: b"", silence_max: STREAM_SILENCE };
     let response = registry.ask(&asked)?;
@@ -275,7 +289,9 @@ fn stream(registry: &Registry, last: &mut Option<String>) -> anyhow::Result<()> 
         if line.is_empty() {
             if !data.is_empty() {
                 took(registry, &event, &data)?;
-                *last = id.take().or(last.take());
+                if let Some(id) = id.take() {
+                    *last = id;
+                }
             }
             (event, data) = (String::new(), String::new());
         } else if let Some((field, value)) = line.split_once(':') {
@@ -298,18 +314,18 @@ fn took(registry: &Registry, event: &str, data: &str) -> anyhow::Result<()> {
         "registry.update" => writeln!(std::io::stdout(), "{}", update(registry, &value))
             .map_err(|error| Final(format!("cannot print: {error}")).into()),
         "registry.lagged" => {
-            let (from, to) = (&value["from"], &value["to"]);
+            let (from, to) = (text(&value["from"]), text(&value["to"]));
             eprintln!("ron: too slow for versions {from} to {to}; `ron registry log --from {from}` has them");
             Ok(())
         }
         "registry.pruned" => {
-            let min = &value["min_version"];
+            let min = text(&value["min_version"]);
             let advice =
                 format!("start from a snapshot or an export, then `ron registry watch --from {min}`");
             Err(Final(format!("what came before version {min} is no longer kept: {advice}")).into())
         }
         "registry.forked" => {
-            let (version, hash) = (&value["version"], text(&value["hash"]));
+            let (version, hash) = (text(&value["version"]), text(&value["hash"]));
             let advice = "keep what you have and run `ron registry verify` and `ron registry evidence`";
             Err(Final(format!(
                 "version {version} is another entry here, {hash}: this log has two histories; {advice}"

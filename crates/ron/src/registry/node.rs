@@ -4,6 +4,7 @@ use crate::Usage;
 use crate::client::{Found, address, address_of, no_answer};
 use crate::commands::print;
 use crate::http1::{self, Asked, Response};
+use crate::table::visible;
 use anyhow::Context as _;
 use clap::Args;
 use serde_json::Value;
@@ -159,7 +160,7 @@ impl std::fmt::Display for Refused {
             _ => "",
         };
         let code = if code.is_empty() { "refused" } else { code };
-        write!(f, "{status} {code}: {detail}")?;
+        write!(f, "{status} {}: {}", visible(code), visible(detail))?;
         if advice.is_empty() { Ok(()) } else { write!(f, "; {advice}") }
     }
 }

@@ -434,6 +434,20 @@ fn a_pruned_log_is_verified_and_comes_back_from_its_export() {
     };
     good(&["registry", "verify", "--config", "ron.toml"], "good: 6 entries");
     good(&["registry", "export", "x.export", "--config", "ron.toml"], "x.export");
+    let (code, out, error) = ask(&node, &token, &["log"]);
+    assert!(code == 0 && out.contains("change 5") && !out.contains("change 2"), "{out} {error}");
+    // The first version kept can be watched from, though the one before it is gone.
+    let kept = ron_testkit::get(&node.address("registry", "http"), "/registry/retention").json();
+    let min = kept["min_version"].to_string();
+    let watch = ["registry", "watch", "--from", &min, "--json", "--config", "ron.toml"];
+    let mut watch = ron_testkit::command(&watch, &dir).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(watch.stdout.take().unwrap()), &mut line)
+        .unwrap();
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+    let first: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(first["version"], kept["min_version"], "{line}");
     let (_, head, _) = ask(&node, &token, &["head", "--json"]);
     assert_eq!(node.stop(), 0);
     let key = PrivateKey::read(&dir.join("node.key")).unwrap().public().to_string();
