@@ -1,7 +1,8 @@
 //! The export: a whole log in one file that can be written and checked as it streams.
 //!
 //! A header line, then frames (a kind, a length of 32 bits, bytes), in this order: the trust roots; the log's
-//! key; of a pruned log its manifests, the hashes of the pruned leaves, and the snapshot it begins with; each
+//! key; of a pruned log its manifests, the pruned changes of the signer set, the hashes of the pruned leaves, and
+//! the snapshot it begins with; each
 //! entry's record and payload; a checkpoint wherever the tree has its size, and always after the last entry; at
 //! last a BLAKE3 hash over every byte before it.
 
@@ -247,6 +248,11 @@ impl ExportVerifier {
         let Some(verifier) = &mut self.verifier else { return self.preamble(kind, content) };
         if let Some((first, before)) = self.held.take() {
             match (first, kind) {
+                (FrameKind::Record, FrameKind::Payload)
+                    if verifier.state().is_none() && self.min_version > 0 =>
+                {
+                    verifier.early_entry(&before, content);
+                }
                 (FrameKind::Record, FrameKind::Payload) => verifier.entry(&before, content),
                 (FrameKind::SnapshotNote, FrameKind::SnapshotState) => {
                     if verifier.state().is_none() {
@@ -272,7 +278,7 @@ impl ExportVerifier {
                 }
                 hashes.iter().for_each(|leaf: &Hash| verifier.pruned_leaf(*leaf));
             }
-            FrameKind::Record if verifier.state().is_some() || empty && self.min_version == 0 => {
+            FrameKind::Record if verifier.state().is_some() || empty => {
                 self.held = Some((kind, content.to_vec()));
             }
             FrameKind::SnapshotNote if verifier.tree().size() >= self.min_version && !empty => {

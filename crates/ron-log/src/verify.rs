@@ -49,6 +49,8 @@ pub struct Verifier {
     awaited: BTreeMap<u64, Hash>,
     /// Size of the largest tree whose root the log signed.
     signed: u64,
+    /// The leaves of entries below the first one kept that were shown all the same.
+    early: BTreeMap<u64, Hash>,
     /// The entry before was faulty, so that what follows from it is no fault of the next.
     suspect: bool,
     faults: Vec<Fault>,
@@ -67,6 +69,7 @@ impl Verifier {
             edge: BTreeMap::new(),
             awaited: BTreeMap::new(),
             signed: 0,
+            early: BTreeMap::new(),
             suspect: false,
             faults: Vec::new(),
         }
@@ -129,8 +132,24 @@ impl Verifier {
         self.suspect = true;
     }
 
+    /// An entry from below the first one kept, before the pruned leaves, which must have it. A change of the signer
+    /// set is shown so; who approved it is for a proof to say, which has the sets before it.
+    pub fn early_entry(&mut self, record: &[u8], payload: &[u8]) {
+        match EntryRecord::parse(record) {
+            Ok(parsed) if parsed.payload_b3 != B3::of(payload) => {
+                self.fault(parsed.version, FaultKind::PayloadHash);
+            }
+            Ok(parsed) => drop(self.early.insert(parsed.version, leaf_hash(record))),
+            Err(bad) => self.fault(0, FaultKind::Record(bad)),
+        }
+    }
+
     /// The hash of a pruned record, in order, before anything else; they count once a checkpoint covers them.
     pub fn pruned_leaf(&mut self, leaf: Hash) {
+        let version = self.tree.size();
+        if self.early.remove(&version).is_some_and(|shown| shown != leaf) {
+            self.fault(version, FaultKind::Leaf);
+        }
         self.leaf(leaf);
     }
 
@@ -401,6 +420,9 @@ impl Verifier {
 
     /// Ends the check: what checkpoints promised must have come. Gives every fault.
     pub fn finish(mut self) -> Vec<Fault> {
+        for version in std::mem::take(&mut self.early).into_keys() {
+            self.fault(version, FaultKind::Leaf);
+        }
         for size in std::mem::take(&mut self.awaited).into_keys() {
             self.fault(size - 1, FaultKind::Truncated);
         }

@@ -12,6 +12,7 @@ mod tests;
 mod write;
 
 pub use disk::Disk;
+pub(crate) use read::changes_signers;
 pub use read::{Gone, Kept, Reader};
 pub use restore::{Replay, RestoreError, Restored, good_snapshot};
 #[cfg(test)]

@@ -67,6 +67,8 @@ pub enum FaultKind {
     SnapshotVersion,
     #[error("the log is said to begin here, and no prune manifest says so")]
     Manifest,
+    #[error("the record is not the one of the tree")]
+    Leaf,
     #[error("HEAD names another entry")]
     Head,
     #[error("the pending proposal {0} is not what was proposed")]

@@ -187,8 +187,13 @@ pub(crate) fn export(log: &Log, min: usize) -> Vec<u8> {
         let bytes = state.canonical();
         let ron_log::Head { version, hash } = state.head();
         let snapshot = Snapshot { log: log_name, version, hash, state_b3: B3::of(bytes.as_bytes()) };
+        out.extend(writer.frame(FrameKind::PruneManifest, manifest.sign(&log_key()).to_string().as_bytes()));
+        // Every fourth change is one of the signer set.
+        for (entry, proposal) in log.changes[..min].iter().skip(4).step_by(4) {
+            out.extend(writer.frame(FrameKind::Record, entry.bytes()));
+            out.extend(writer.frame(FrameKind::Payload, proposal.bytes()));
+        }
         for (kind, content) in [
-            (FrameKind::PruneManifest, manifest.sign(&log_key()).to_string().into_bytes()),
             (FrameKind::PrunedLeaves, leaves),
             (FrameKind::SnapshotNote, snapshot.sign(&log_key()).to_string().into_bytes()),
             (FrameKind::SnapshotState, bytes.into_bytes()),
@@ -292,6 +297,41 @@ fn entries_that_the_log_did_not_sign_are_a_fault_of_an_export() {
         kind != FrameKind::Checkpoint || seen < 4
     });
     assert_eq!(faults_of(&short, 4096), unsigned(9));
+}
+
+#[test]
+fn a_pruned_change_of_the_signers_must_be_the_one_of_the_tree() {
+    let (log, _) = log_of(10);
+    let good = export(&log, 6);
+    let (entry, proposal) = (&log.changes[4].0, &log.changes[4].1);
+    let swapped = |record: &[u8], payload: &[u8]| {
+        let (mut writer, mut out) = ExportWriter::begin(&roots(), &log_note_key());
+        let (mut reader, mut seen) = (ExportReader::default(), 0);
+        reader.push(&good);
+        while let Some((kind, content)) = reader.next_frame().expect("a good export") {
+            seen += u32::from(kind == FrameKind::Record);
+            match kind {
+                FrameKind::Roots | FrameKind::LogKey | FrameKind::End => {}
+                FrameKind::Record if seen == 1 => out.extend(writer.frame(kind, record)),
+                FrameKind::Payload if seen == 1 => out.extend(writer.frame(kind, payload)),
+                _ => out.extend(writer.frame(kind, content)),
+            }
+        }
+        out.extend(writer.end());
+        faults_of(&out, 4096)
+    };
+    assert_eq!(swapped(entry.bytes(), proposal.bytes()), []);
+    let fault = |version, kind| [Fault { version, kind }];
+    assert_eq!(swapped(entry.bytes(), log.changes[5].1.bytes()), fault(4, FaultKind::PayloadHash));
+    let text = String::from_utf8(entry.bytes().to_vec()).expect("text");
+    let later = text.replace(r#""committed_at":"#, r#""committed_at":1"#);
+    assert_eq!(swapped(later.as_bytes(), proposal.bytes()), fault(4, FaultKind::Leaf));
+    let (kept, proposal) = (&log.changes[8].0, &log.changes[8].1);
+    assert_eq!(
+        swapped(kept.bytes(), proposal.bytes()),
+        fault(8, FaultKind::Leaf),
+        "it is not below the first kept"
+    );
 }
 
 #[test]

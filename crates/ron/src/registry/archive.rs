@@ -186,6 +186,11 @@ impl Importer {
                     self.snapshot = Some(snapshot);
                 }
             }
+            // Before the pruned leaves stand changes of the signer set.
+            FrameKind::Payload if !self.manifests.is_empty() && self.tree.size() == 0 => {
+                let entry = Entry::parse(std::mem::take(&mut self.held))?;
+                self.store.note_writer().former_signers(&entry, content)?;
+            }
             FrameKind::Payload => self.entry(content)?,
             FrameKind::Checkpoint => {
                 self.flush()?;

@@ -348,6 +348,9 @@ fn begin(verifier: &mut Verifier, reader: &Reader, min: u64) -> anyhow::Result<(
     if min == 0 {
         return Ok(());
     }
+    for (record, payload) in reader.former_signers()? {
+        verifier.early_entry(&record, &payload);
+    }
     for index in 0..min.div_ceil(TILE_WIDTH) {
         let width = (min - index * TILE_WIDTH).min(TILE_WIDTH) as u16;
         let hashes = reader.sure_tile(Tile { level: 0, index, width })?;

@@ -114,6 +114,10 @@ impl Exporter {
                 for manifest in reader.manifests()? {
                     bytes.extend(writer.frame(FrameKind::PruneManifest, &manifest));
                 }
+                for (record, payload) in reader.former_signers()? {
+                    bytes.extend(writer.frame(FrameKind::Record, &record));
+                    bytes.extend(writer.frame(FrameKind::Payload, &payload));
+                }
                 let writer = Box::new(writer);
                 self.part = if min > 0 { Part::Leaves(writer, 0, min) } else { Part::Entries(writer, 0) };
                 Ok(bytes)

@@ -3,7 +3,7 @@
 use super::answer::{self, malformed, not_found};
 use super::{Api, Asked, in_time, unreadable};
 use crate::pending::proposed;
-use crate::store::{Gone, RestoreError};
+use crate::store::{Gone, RestoreError, changes_signers};
 use crate::view::Items;
 use http::Response;
 use ron_kernel::http::Body;
@@ -52,11 +52,13 @@ impl Api {
 
     pub(super) async fn entry(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
         let version = asked.part(0).parse().ok().ok_or_else(|| not_found("there is no such version"))?;
-        if let Some(refused) = self.not_kept(version, &asked) {
-            return refused;
+        if version > self.shared.head().version {
+            return Err(not_found("there is no such version yet"));
         }
         let found = self.read(&asked, "entry", move |reader| reader.pair(version)).await?;
-        let Some((record, payload)) = found else {
+        // What is about to be removed is gone already; changes of the signer set stay.
+        let kept = |payload: &[u8]| version >= self.shared.min_version() || changes_signers(version, payload);
+        let Some((record, payload)) = found.filter(|(_, payload)| kept(payload)) else {
             return self.pruned(version, &asked);
         };
         let text = entry_text(&record, &payload);
@@ -224,14 +226,6 @@ impl Api {
         };
         let body = found.ok_or_else(|| not_found("no such proposal is known"))?;
         Ok(answer::value(200, &body, asked.format, asked.corr))
-    }
-
-    /// The answer for a version that is not there.
-    fn not_kept(&self, version: u64, asked: &Asked<'_>) -> Option<Result<Response<Body>, Rejection>> {
-        if version > self.shared.head().version {
-            return Some(Err(not_found("there is no such version yet")));
-        }
-        (version < self.shared.min_version()).then(|| self.pruned(version, asked))
     }
 
     /// Says that a version is kept no more, and which checkpoint covers it.

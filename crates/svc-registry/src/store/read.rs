@@ -6,7 +6,7 @@ use super::{
 };
 use redb::{ReadTransaction, ReadableTable as _, ReadableTableMetadata as _, TableDefinition};
 use ron_log::tile::Tile;
-use ron_log::{Approval, B3, Head, TrustRoots};
+use ron_log::{Approval, B3, Head, Key, Proposal, TrustRoots};
 
 /// A view that does not change.
 #[derive(Debug)]
@@ -123,6 +123,21 @@ impl Reader {
         let table = self.table(ENTRIES)?;
         let rows = table.range(from..).map_err(StoreError::of)?.take(count);
         rows.map(|row| Ok(row.map_err(StoreError::of)?.1.value().to_vec())).collect()
+    }
+
+    /// What is left of the entries below the first one kept: the changes of the signer set.
+    pub fn former_signers(&self) -> Result<Vec<Pair>, StoreError> {
+        let (entries, payloads) = (self.table(ENTRIES)?, self.table(PAYLOADS)?);
+        let mut found = Vec::new();
+        for row in entries.range(..self.min_version()?).map_err(StoreError::of)? {
+            let (version, record) = row.map_err(StoreError::of)?;
+            let payload = payloads.get(version.value()).map_err(StoreError::of)?;
+            if let Some(payload) = payload.filter(|payload| changes_signers(version.value(), payload.value()))
+            {
+                found.push((record.value().to_vec(), payload.value().to_vec()));
+            }
+        }
+        Ok(found)
     }
 
     /// A tile's hashes, cut to the width that is asked for; none if there are not as many.
@@ -254,4 +269,14 @@ impl Reader {
         let rows = table.iter().map_err(StoreError::of)?;
         rows.map(|row| Ok(row.map_err(StoreError::of)?.1.value().to_vec())).collect()
     }
+}
+
+/// Whether an entry changes the signer set; the genesis, which anybody can make of the trust roots, does not count.
+pub(crate) fn changes_signers(version: u64, payload: &[u8]) -> bool {
+    // Most are told apart without being read.
+    let may = std::str::from_utf8(payload).is_ok_and(|text| text.contains(r#""kind":"signers""#));
+    version > 0
+        && may
+        && Proposal::parse_canonical(payload.to_vec())
+            .is_ok_and(|proposal| proposal.payload().ops.iter().any(|op| op.key == Key::signers()))
 }

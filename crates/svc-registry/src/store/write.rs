@@ -2,7 +2,7 @@
 
 use super::{
     APPROVALS, CHECKPOINTS, COMMITTED, ENTRIES, GONE, Gone, HEAD, KEPT_BYTES, MANIFESTS, META, MIN_VERSION,
-    PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, Store, StoreError, TILES, head_bytes, head_of,
+    PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, Store, StoreError, TILES, changes_signers, head_bytes, head_of,
 };
 use redb::{Database, Durability, ReadableTable as _, Table, WriteTransaction};
 use ron_log::tree::leaf_hash;
@@ -278,7 +278,21 @@ impl NoteWriter {
         })
     }
 
-    /// Removes up to `count` records and payloads below the first version kept; says how many there were. It need
+    /// A change of the signer set from below the first version kept, as a restored log has it.
+    pub fn former_signers(&self, entry: &Entry, payload: &[u8]) -> Result<(), StoreError> {
+        let bytes = (entry.bytes().len() + payload.len()) as u64;
+        self.store.transact(bytes, Durability::Immediate, |transaction| {
+            let version = entry.record().version;
+            let mut entries = transaction.open_table(ENTRIES).map_err(StoreError::of)?;
+            entries.insert(version, entry.bytes()).map_err(StoreError::of)?;
+            let mut payloads = transaction.open_table(PAYLOADS).map_err(StoreError::of)?;
+            payloads.insert(version, payload).map_err(StoreError::of)?;
+            change_number(transaction, KEPT_BYTES, |kept| kept + bytes)
+        })
+    }
+
+    /// Removes up to `count` records and payloads below the first version kept, but for changes of the signer set:
+    /// without them no later change could be proved by the trust roots. Says how many there were. It need
     /// not be durable at once: the manifest is, and what is left over is removed later.
     pub fn prune(&self, count: usize) -> Result<usize, StoreError> {
         let removed = std::cell::Cell::new(0);
@@ -290,13 +304,18 @@ impl NoteWriter {
             let mut entries = transaction.open_table(ENTRIES).map_err(StoreError::of)?;
             let mut payloads = transaction.open_table(PAYLOADS).map_err(StoreError::of)?;
             let mut bytes = 0;
-            for _ in 0..count {
-                let first = entries.first().map_err(StoreError::of)?;
-                let Some(version) =
-                    first.map(|(version, _)| version.value()).filter(|version| *version < min)
-                else {
+            let mut going = Vec::new();
+            for row in entries.range(..min).map_err(StoreError::of)? {
+                let version = row.map_err(StoreError::of)?.0.value();
+                let payload = payloads.get(version).map_err(StoreError::of)?;
+                if !payload.is_some_and(|payload| changes_signers(version, payload.value())) {
+                    going.push(version);
+                }
+                if going.len() == count {
                     break;
-                };
+                }
+            }
+            for version in going {
                 let record = entries.remove(version).map_err(StoreError::of)?;
                 bytes += record.map_or(0, |record| record.value().len() as u64);
                 let payload = payloads.remove(version).map_err(StoreError::of)?;
