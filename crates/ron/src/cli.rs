@@ -124,18 +124,24 @@ pub(crate) enum RegistryCommand {
         /// The file to make.
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
     },
-    /// Approve a proposal offline, and print the approval.
+    /// Approve a proposal offline: show what it changes, ask if somebody is there, and print the approval.
     Sign {
         /// The proposal's file, or its id (b3:…).
         #[arg(value_name = "ID|FILE")]
         proposal: String,
-        /// The signer's private key.
+        /// The signer's private Ed25519 key. What needs ML-DSA-44 too, or alone, is signed elsewhere.
         #[arg(long, value_name = "FILE")]
         key: PathBuf,
         /// The signer's name in the signer set.
         #[arg(long, value_name = "NAME")]
         signer: String,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
         /// Where to write the approval instead.
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
@@ -221,7 +227,8 @@ pub(crate) enum RegistryCommand {
     /// Approve a proposal: sign it here, having seen what it changes, or bring an approval signed elsewhere.
     Approve {
         id: String,
-        /// The signer's private key.
+        /// The signer's private Ed25519 key. What needs ML-DSA-44 too, or alone, is signed elsewhere and brought with
+        /// --approval.
         #[arg(long, value_name = "FILE", requires = "signer", conflicts_with = "approval")]
         key: Option<PathBuf>,
         /// The signer's name in the signer set.
@@ -230,6 +237,20 @@ pub(crate) enum RegistryCommand {
         /// What `ron registry sign` printed.
         #[arg(long, value_name = "FILE")]
         approval: Option<PathBuf>,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Withdraw a pending proposal.
+    Withdraw {
+        id: String,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Propose to undo what the last entry changed; shows it and prints the id.
+    Supersede {
         #[command(flatten)]
         target: registry::Target,
     },
@@ -269,6 +290,9 @@ pub(crate) enum RegistryCommand {
     /// Fetch the whole registry as one verifiable file.
     Export {
         file: PathBuf,
+        /// Overwrite the file if it is there.
+        #[arg(long)]
+        force: bool,
         #[command(flatten)]
         target: registry::Target,
     },
@@ -287,6 +311,9 @@ pub(crate) enum RegistryCommand {
         /// Take entries too that come after the last checkpoint: nothing shows that the log ever had them.
         #[arg(long)]
         unsigned: bool,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
     },
 }
 

@@ -27,12 +27,12 @@ use std::process::ExitCode;
 pub(crate) fn run(command: RegistryCommand) -> anyhow::Result<ExitCode> {
     use RegistryCommand as C;
     match command {
-        C::Genesis { log, threshold, signer, out } => genesis(log, threshold, &signer, &out),
-        C::Sign { proposal, key, signer, out } => sign(&proposal, &key, &signer, out.as_deref()),
+        C::Genesis { log, threshold, signer, out, json } => genesis(log, threshold, &signer, &out, json),
+        C::Sign { proposal, key, signer, out, yes } => sign(&proposal, (&key, &signer), out.as_deref(), yes),
         C::Witness(options) => crate::witness::run(options),
         C::Verify(options) => verify::run(&options),
-        C::Import { file, dir, trust_roots, log_key, unsigned } => {
-            archive::import(&file, &dir, &trust_roots, log_key.as_deref(), unsigned)
+        C::Import { file, dir, trust_roots, log_key, unsigned, json } => {
+            archive::import(&file, &dir, &trust_roots, log_key.as_deref(), (unsigned, json))
         }
         C::Head { target } => look::head(&Registry::find(&target)?),
         C::Items { kind, id, at, target } => {
@@ -51,10 +51,12 @@ pub(crate) fn run(command: RegistryCommand) -> anyhow::Result<ExitCode> {
         C::Delete { kind, id, proposing, target } => {
             change::propose(&Registry::find(&target)?, &Change::Delete(&kind, &id), &proposing)
         }
-        C::Approve { id, key, signer, approval, target } => {
+        C::Approve { id, key, signer, approval, yes, target } => {
             let key = key.as_deref().zip(signer.as_deref());
-            change::approve(&Registry::find(&target)?, &id, key, approval.as_deref())
+            change::approve(&Registry::find(&target)?, &id, key, approval.as_deref(), yes)
         }
+        C::Withdraw { id, target } => change::withdraw(&Registry::find(&target)?, &id),
+        C::Supersede { target } => change::supersede(&Registry::find(&target)?),
         C::Commit { id, wait, target } => change::commit(&Registry::find(&target)?, &id, wait.as_deref()),
         C::Proof { version, out, trust_roots, target } => {
             proof::proof(&Registry::find(&target)?, version, &out, trust_roots.as_deref())
@@ -62,12 +64,18 @@ pub(crate) fn run(command: RegistryCommand) -> anyhow::Result<ExitCode> {
         C::Evidence { kept, out, target } => {
             proof::evidence(&Registry::find(&target)?, &kept, out.as_deref())
         }
-        C::Export { file, target } => archive::export(&Registry::find(&target)?, &file),
+        C::Export { file, force, target } => archive::export(&Registry::find(&target)?, &file, force),
     }
 }
 
 /// Makes the trust roots and prints what pins them.
-fn genesis(log: String, threshold: u64, signers: &[String], out: &Path) -> anyhow::Result<ExitCode> {
+fn genesis(
+    log: String,
+    threshold: u64,
+    signers: &[String],
+    out: &Path,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
     let signers = signers.iter().map(|text| signer(text)).collect::<Result<Vec<_>, _>>()?;
     let signers = SignerSet::new(threshold, false, signers).map_err(|misfit| Usage(misfit.to_string()))?;
     let text = TrustRoots { log, signers }.canonical();
@@ -80,7 +88,12 @@ fn genesis(log: String, threshold: u64, signers: &[String], out: &Path) -> anyho
         .with_context(|| format!("{} cannot be made", out.display()))?;
     std::io::Write::write_all(&mut file, (text + "\n").as_bytes())
         .with_context(|| format!("{} cannot be written", out.display()))?;
-    print(&roots.b3().to_string())
+    let pin = roots.b3().to_string();
+    if json {
+        let file = out.display().to_string();
+        return print(&serde_json::json!({"trust_roots_b3": pin, "file": file}).to_string());
+    }
+    print(&pin)
 }
 
 /// `NAME=ed25519:…`, or two keys with a comma for a hybrid signer; it may do everything.
@@ -98,15 +111,26 @@ fn signer(text: &str) -> Result<Signer, Usage> {
 }
 
 /// Signs a proposal, given as its file or its id, and prints the approval.
-fn sign(proposal: &str, key: &Path, signer: &str, out: Option<&Path>) -> anyhow::Result<ExitCode> {
+fn sign(
+    proposal: &str,
+    (key, signer): (&Path, &str),
+    out: Option<&Path>,
+    yes: bool,
+) -> anyhow::Result<ExitCode> {
     let payload_b3 = match B3::parse(proposal) {
-        Some(id) => id,
+        Some(id) => {
+            eprintln!("{id} is all that is known of it: its file would show what it changes");
+            id
+        }
         None => {
             let bytes = std::fs::read(proposal)
                 .with_context(|| format!("{proposal} is neither an id (b3:…) nor a file that can be read"))?;
-            Proposal::parse(&bytes).with_context(|| format!("{proposal} is no proposal"))?.b3()
+            let parsed = Proposal::parse(&bytes).with_context(|| format!("{proposal} is no proposal"))?;
+            eprint!("{}", change::described(parsed.payload()) + &change::operations(parsed.payload())?);
+            parsed.b3()
         }
     };
+    change::may_sign(yes)?;
     let approval = signed(payload_b3, key, signer)?;
     match out {
         None => print(&approval),

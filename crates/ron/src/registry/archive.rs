@@ -24,7 +24,10 @@ const BATCH: usize = 1024;
 const PIECE: usize = 256 << 10;
 
 /// Fetches an export; the file is there when it is whole, and not before.
-pub(crate) fn export(registry: &Registry, file: &Path) -> anyhow::Result<ExitCode> {
+pub(crate) fn export(registry: &Registry, file: &Path, force: bool) -> anyhow::Result<ExitCode> {
+    if file.exists() && !force {
+        return Err(Usage(format!("{} is there already: say --force to overwrite it", file.display())).into());
+    }
     let asked = Asked {
         method: "GET",
         path: "/registry/export",
@@ -72,7 +75,7 @@ pub(crate) fn import(
     dir: &Path,
     trust_roots: &Path,
     log: Option<&str>,
-    unsigned: bool,
+    (unsigned, json): (bool, bool),
 ) -> anyhow::Result<ExitCode> {
     if dir.join("registry.redb").exists() {
         return Err(Usage(format!("{} holds a registry already: name a new folder", dir.display())).into());
@@ -91,7 +94,7 @@ pub(crate) fn import(
         outcome.faults.retain(|fault| fault.kind != FaultKind::Unsigned);
     }
     if !outcome.is_good() {
-        verify::said(&outcome, false)?;
+        verify::said(&outcome, json)?;
         anyhow::bail!("{} is not good, nothing was imported", file.display());
     }
     let unfinished = dir.with_added_extension("importing");
@@ -104,8 +107,14 @@ pub(crate) fn import(
     // An empty folder may have been made beforehand.
     let _ = std::fs::remove_dir(dir);
     std::fs::rename(&unfinished, dir).with_context(|| format!("{} cannot be made", dir.display()))?;
-    let signed = outcome.signed();
-    print(&format!("{}: version {}, {}; {signed}", dir.display(), head.version, head.hash))
+    let (signed, Head { version, hash }) = (outcome.how_signed(), head);
+    if json {
+        let (dir, hash) = (dir.display().to_string(), hash.to_string());
+        let said =
+            serde_json::json!({"dir": dir, "version": version, "hash": hash, "signed": outcome.signed});
+        return print(&said.to_string());
+    }
+    print(&format!("{}: version {}, {}; {signed}", dir.display(), version, hash))
 }
 
 /// Makes a store of an export that was found good.

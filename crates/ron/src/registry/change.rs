@@ -1,12 +1,12 @@
 //! Changing what a registry holds: propose, approve, commit.
 
-use super::look::{describe_head, item_path, pretty};
+use super::look::{describe_head, item_path, pretty, time};
 use super::node::{Refused, Registry, id};
 use crate::Usage;
-use crate::table::{text, visible};
+use crate::table::{pairs, text, visible};
 use anyhow::Context as _;
 use ron_log::json::{Json, write_text};
-use ron_log::{Approval, B3, Op, Proposal};
+use ron_log::{Approval, B3, Op, Payload, Proposal};
 use serde_json::Value;
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -52,8 +52,11 @@ pub(crate) fn propose(registry: &Registry, change: &Change<'_>, how: &Proposing)
         shown += &difference(registry, op)?;
     }
     eprint!("{shown}");
-    if !how.yes && !agreed()? {
-        anyhow::bail!("nothing was proposed");
+    if !how.yes {
+        if !std::io::stdin().is_terminal() {
+            return Err(Usage("nobody is there to be asked: say --yes".to_owned()).into());
+        }
+        anyhow::ensure!(agreed("Propose this?")?, "nothing was proposed");
     }
     if let Some(out) = &how.out {
         std::fs::write(out, proposal.bytes())
@@ -191,11 +194,15 @@ fn diff<'a>(before: &'a str, after: &'a str) -> Vec<(char, &'a str)> {
     out
 }
 
-fn agreed() -> anyhow::Result<bool> {
-    if !std::io::stdin().is_terminal() {
-        return Err(Usage("nobody is there to be asked: say --yes".to_owned()).into());
-    }
-    eprint!("Propose this? [y/N] ");
+/// Asks whoever is there; a script has decided already.
+pub(crate) fn may_sign(yes: bool) -> anyhow::Result<()> {
+    let asked = !yes && std::io::stdin().is_terminal();
+    anyhow::ensure!(!asked || agreed("Sign this?")?, "nothing was signed");
+    Ok(())
+}
+
+fn agreed(question: &str) -> anyhow::Result<bool> {
+    eprint!("{question} [y/N] ");
     std::io::stderr().flush()?;
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
@@ -208,10 +215,15 @@ pub(crate) fn approve(
     proposal: &str,
     key: Option<(&Path, &str)>,
     approval: Option<&Path>,
+    yes: bool,
 ) -> anyhow::Result<ExitCode> {
     let proposal = id(proposal)?;
     let approval = match (key, approval) {
-        (Some((key, signer)), None) => super::signed(seen(registry, proposal)?, key, signer)?,
+        (Some((key, signer)), None) => {
+            let payload_b3 = seen(registry, proposal)?;
+            may_sign(yes)?;
+            super::signed(payload_b3, key, signer)?
+        }
         (None, Some(file)) => {
             let bytes = std::fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
             Approval::parse(&bytes).with_context(|| format!("{} is no approval", file.display()))?.canonical()
@@ -238,10 +250,47 @@ fn seen(registry: &Registry, proposal: &str) -> anyhow::Result<B3> {
         payload.b3().to_string() == proposal,
         "the node shows another payload than the one of this id: nothing was signed"
     );
+    let mut shown = described(payload.payload());
     for op in &payload.payload().ops {
-        eprint!("{}", difference(registry, op)?);
+        shown += &difference(registry, op)?;
     }
+    eprint!("{shown}");
     Ok(payload.b3())
+}
+
+/// What is signed besides the operations.
+pub(crate) fn described(payload: &Payload) -> String {
+    pairs(&[
+        ("note", visible(&payload.note)),
+        ("on top of", format!("version {}", payload.base_version)),
+        ("signers of", format!("version {}", payload.signers_version)),
+        ("ends", time(&payload.expires_at.into())),
+    ])
+}
+
+/// The operations by themselves, where there is no node to ask what was before.
+pub(crate) fn operations(payload: &Payload) -> anyhow::Result<String> {
+    let mut out = String::new();
+    for op in &payload.ops {
+        let what = if op.body.is_some() { "put" } else { "delete" };
+        out += &format!("{what} {}/{}\n", visible(&op.key.kind), visible(&op.key.id));
+        if let Some(body) = &op.body {
+            out += &(pretty(&serde_json::from_str(body).context("a body is JSON")?) + "\n");
+        }
+    }
+    Ok(out)
+}
+
+pub(crate) fn withdraw(registry: &Registry, proposal: &str) -> anyhow::Result<ExitCode> {
+    let answer = registry.delete(&format!("/registry/proposals/{}", id(proposal)?))?;
+    registry.show(&answer, |answer| text(&answer["state"]))
+}
+
+/// The node writes the proposal; what it changes is shown, and signed by nobody yet.
+pub(crate) fn supersede(registry: &Registry) -> anyhow::Result<ExitCode> {
+    let answer = registry.post("/registry/supersede", "{}")?;
+    seen(registry, id(answer["proposal_id"].as_str().unwrap_or_default())?)?;
+    registry.show(&answer, |answer| text(&answer["proposal_id"]))
 }
 
 pub(crate) fn commit(registry: &Registry, proposal: &str, wait: Option<&str>) -> anyhow::Result<ExitCode> {

@@ -205,7 +205,7 @@ pub(crate) fn proposals(registry: &Registry, one: Option<&str>) -> anyhow::Resul
 }
 
 /// Unix milliseconds, as people read them.
-fn time(millis: &Value) -> String {
+pub(crate) fn time(millis: &Value) -> String {
     // The genesis is of no time.
     let millis = millis.as_u64().filter(|millis| *millis > 0);
     millis.map_or_else(|| "-".to_owned(), |millis| ron_kernel::date::timestamp(Duration::from_millis(millis)))

@@ -105,6 +105,10 @@ impl Registry {
         self.value(&self.bytes("POST", path, body.as_bytes())?)
     }
 
+    pub(crate) fn delete(&self, path: &str) -> anyhow::Result<Value> {
+        self.value(&self.bytes("DELETE", path, b"")?)
+    }
+
     fn value(&self, bytes: &[u8]) -> anyhow::Result<Value> {
         let value = serde_json::from_slice(bytes).ok();
         value.with_context(|| {
@@ -147,7 +151,9 @@ impl std::fmt::Display for Refused {
             "quorum_failed" => {
                 "`ron registry proposals` says who has approved; `ron registry approve` adds one"
             }
-            "invalid_sig" => "`ron registry items signers main` says which key belongs to which signer",
+            "invalid_sig" => {
+                "`ron registry items signers main` says which key belongs to which signer; one with an ML-DSA-44 key signs elsewhere"
+            }
             "revoked_key" => "`ron registry items signers main` says who may approve",
             "duplicate_approval" => "this signer has approved already, with another signature",
             "unauth" | "token_invalid" | "token_expired" | "token_audience" | "forbidden" => {

@@ -148,7 +148,7 @@ pub(crate) struct Outcome {
     /// The last version that enough witnesses have seen, if any were named.
     witnessed: Option<u64>,
     /// How many of them the log's key has signed for.
-    signed: u64,
+    pub(crate) signed: u64,
     whose: Whose,
     pub(crate) faults: Vec<Fault>,
 }
@@ -170,7 +170,7 @@ impl Outcome {
     }
 
     /// How far the log has signed for the entries, as people read it.
-    pub(crate) fn signed(&self) -> String {
+    pub(crate) fn how_signed(&self) -> String {
         let far = format!("signed up to {} of {}", self.signed, self.versions);
         match self.whose {
             Whose::Given => format!("{far} by the log key given"),
@@ -201,7 +201,7 @@ pub(crate) fn said(outcome: &Outcome, json: bool) -> anyhow::Result<ExitCode> {
     }
     if outcome.is_good() {
         let seen = outcome.witnessed.map(|version| format!(", cosigned to version {version}"));
-        let (said, seen) = (outcome.signed(), seen.unwrap_or_default());
+        let (said, seen) = (outcome.how_signed(), seen.unwrap_or_default());
         return print(&format!("good: {} entries, whole and approved; {said}{seen}", outcome.versions));
     }
     for fault in &outcome.faults {

@@ -51,6 +51,9 @@ fn approved(dir: &Path, roots: &TrustRoots) -> (Entry, Proposal) {
     let approvals = [("a", "p.json"), ("c", id.as_str())].map(|(name, what)| {
         let (code, approval, error) = run(dir, &["registry", "sign", what, "--key", name, "--signer", name]);
         assert_eq!(code, 0, "{error}");
+        let shown =
+            ["first", "put x-note/n", "\"b\": 1", "version 0"].iter().all(|part| error.contains(part));
+        assert!(shown || what != "p.json" && error.contains("all that is known"), "{error}");
         Approval::parse(approval.as_bytes()).unwrap().check(proposal.b3(), state.signers(), None).unwrap()
     });
     (state.commit(&proposal, &approvals, 5, ConflictRule::Touched).unwrap(), proposal)
@@ -200,6 +203,8 @@ fn wrong_arguments_are_told_what_would_be_right() {
     );
     std::fs::write(dir.join("junk"), "{\"schema\":1}").unwrap();
     check(&["registry", "sign", "junk", "--key", "a", "--signer", "a"], 1, "junk is no proposal");
+    let id = B3::of(b"").to_string();
+    check(&["registry", "sign", &id, "--key", "roots.json", "--signer", "a"], 1, "is no Ed25519 key");
     check(
         &["registry", "sign", &B3::of(b"").to_string(), "--key", "a", "--signer", "two words"],
         64,
@@ -285,6 +290,20 @@ fn a_refusal_says_what_to_do() {
         check(&["approve", &id, "--key", signer, "--signer", signer], 0, "nothing changes");
     }
     check(&["commit", &id], 1, "409 chain_mismatch");
+    assert_eq!(check(&["withdraw", &id], 0, ""), "withdrawn");
+    check(&["commit", &id], 1, "it was withdrawn");
+    let undo = check(&["supersede"], 0, "-   \"path\": \"/a\"");
+    for signer in ["a", "b"] {
+        check(
+            &["approve", &undo, "--key", signer, "--signer", signer],
+            0,
+            "delete route/r, last changed by version 1",
+        );
+    }
+    check(&["commit", &undo], 0, "");
+    check(&["items", "route", "r"], 1, "404 not_found");
+    check(&["export", "route.json"], 64, "say --force to overwrite it");
+    check(&["export", "route.json", "--force"], 0, "");
     let (code, _, error) = run(node.dir.path(), &["registry", "head", "--url", "http://127.0.0.1:1"]);
     assert!(code == 1 && error.contains("no node answers at 127.0.0.1:1"), "{error}");
 }
