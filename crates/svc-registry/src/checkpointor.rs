@@ -66,7 +66,13 @@ pub(crate) async fn checkpoint(shared: Arc<Shared>, retention: Sender<()>) -> Ta
         wanted = false;
         last = Instant::now();
         let (working, held) = (shared.clone(), follower.take());
-        let made = tokio::task::spawn_blocking(move || make(&working, held)).await?;
+        let made = match tokio::task::spawn_blocking(move || make(&working, held)).await {
+            Ok(made) => made,
+            Err(panic) => {
+                shared.panicked("the checkpointor", &panic.to_string());
+                continue;
+            }
+        };
         match made {
             Ok((signed, replay)) => {
                 follower = Some(replay);

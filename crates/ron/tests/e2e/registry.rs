@@ -404,6 +404,7 @@ fn whatever_is_damaged_in_a_store_is_told_and_looking_changes_nothing() {
         &["run", "registry", "--config", "ron.toml"],
         &[],
     );
+    again.eventually("it serves", |node| node.admin_get("/readyz").status == 200);
     assert_eq!(again.stop(), 0);
     let whole = std::fs::read(&file).unwrap();
     for (from, to, says) in [
