@@ -25,7 +25,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use svc_registry::store::{FILE, Reader, Store, reading};
+use svc_registry::store::{FILE, Reader, Store, StoreError, reading};
 
 /// What to check, and by which roots and key.
 #[derive(Debug, clap::Args)]
@@ -327,7 +327,10 @@ fn kept(reader: &Reader, mut verifier: Verifier, signed: bool) -> anyhow::Result
         verifier.fault(head.version, FaultKind::Head);
     }
     for id in reader.proposals()? {
-        let found = reader.proposal(id)?.map(|found| Proposal::parse_canonical(found.payload));
+        let found = match reader.proposal(id) {
+            Err(StoreError::Damaged(_)) => None,
+            found => found?.map(|found| Proposal::parse_canonical(found.payload)),
+        };
         if !matches!(found, Some(Ok(proposal)) if proposal.b3() == id) {
             verifier.fault(head.version, FaultKind::Pending(id));
         }
