@@ -18,8 +18,8 @@ use ron_log::{
     Proposal, SignerSet, State, Tally, Tree,
 };
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use tokio::sync::oneshot;
 
@@ -70,6 +70,12 @@ struct Answer {
 }
 
 type Checked = Result<CheckedApproval, ApprovalError>;
+
+/// How many threads check signatures. Asked once: the answer lies in files.
+fn threads() -> usize {
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX))
+}
 
 impl Core {
     /// Takes the log's writer and reads everything; `None` while the writer is with somebody else.
@@ -193,7 +199,7 @@ impl Core {
             (*index, checked)
         };
         let mut lists: Vec<Vec<Checked>> = jobs.iter().map(|_| Vec::new()).collect();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
+        let cores = threads();
         let done: Vec<(usize, Checked)> = if wanted.len() <= ALONE || cores == 1 {
             wanted.iter().map(check).collect()
         } else {
