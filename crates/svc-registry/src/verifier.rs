@@ -199,7 +199,7 @@ mod tests {
     fn a_damaged_state_that_the_log_begins_with_is_told_at_once() {
         let retention = RetentionSettings { policy: Policy::Count, max_count: 3, ..Default::default() };
         let mut registry = Fixture::new(RegistrySettings { retention, ..RegistrySettings::default() });
-        registry.grow(20);
+        registry.grow(300);
         registry.shared.publish_checkpoint(make(&registry.shared, None).unwrap().0);
         assert!(crate::retention::decide(&registry.shared).unwrap());
         registry.shared.store.spoil_snapshot(registry.shared.min_version() - 1);
