@@ -181,7 +181,7 @@ impl Cosigner {
         next.note(&continued);
         if let Err(error) = file.write(&next.text()) {
             // After a failed flush nobody knows what the disk holds; what it holds is read again at the next start.
-            self.service.fail_closed(format!("the state cannot be kept: {error:#}"));
+            self.service.fail_closed(format!("the state cannot be kept: {}", crate::said(&error)));
             return Err(Rejection::new(Reason::Internal, "what is cosigned cannot be kept"));
         }
         *witness = next;
