@@ -96,18 +96,14 @@ fn genesis(
     print(&pin)
 }
 
-/// `NAME=ed25519:…`, or two keys with a comma for a hybrid signer; it may do everything.
+/// `NAME=ed25519:…`, or two keys with a comma for a hybrid signer. It may approve: there is nothing else that the set
+/// decides.
 fn signer(text: &str) -> Result<Signer, Usage> {
     let wrong = |why: String| Usage(format!("--signer {text}: {why}"));
     let (id, keys) = text.split_once('=').ok_or_else(|| wrong("expected NAME=ed25519:…".to_owned()))?;
     let keys = keys.split(',').map(PublicKey::parse).collect::<Result<Vec<_>, _>>();
     let keys = keys.map_err(|error| wrong(error.to_string()))?;
-    Ok(Signer {
-        id: id.to_owned(),
-        keys,
-        roles: vec![Role::Propose, Role::Approve, Role::Commit],
-        not_after: None,
-    })
+    Ok(Signer { id: id.to_owned(), keys, roles: vec![Role::Approve], not_after: None })
 }
 
 /// Signs a proposal, given as its file or its id, and prints the approval.
