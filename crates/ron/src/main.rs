@@ -6,6 +6,7 @@ mod commands;
 mod gateway;
 mod http1;
 mod registry;
+mod secret;
 mod table;
 mod witness;
 
