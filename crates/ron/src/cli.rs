@@ -2,6 +2,7 @@
 
 use crate::client::Target;
 use crate::registry::{self, Proposing, VerifyOptions};
+use crate::secret::Algorithm;
 use clap::{Args, Parser, Subcommand};
 use ron_kernel::units::Span;
 use std::path::PathBuf;
@@ -49,7 +50,7 @@ pub(crate) enum Command {
     /// Look at the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Make and show Ed25519 keys.
+    /// Make and show keys: Ed25519, and ML-DSA-44 for signers of a registry.
     #[command(subcommand)]
     Key(KeyCommand),
     /// Make, narrow and read capabilities.
@@ -118,7 +119,8 @@ pub(crate) enum RegistryCommand {
         /// How many signers must approve a change.
         #[arg(long, value_name = "M")]
         threshold: u64,
-        /// A signer and its key, NAME=ed25519:…; may be given more than once. Two keys with a comma are a hybrid signer.
+        /// A signer and its key, NAME=ed25519:… or NAME=ml-dsa-44:…; may be given more than once. One of each, with a
+        /// comma, is a hybrid signer.
         #[arg(long, required = true, value_name = "NAME=KEY")]
         signer: Vec<String>,
         /// The file to make.
@@ -133,9 +135,9 @@ pub(crate) enum RegistryCommand {
         /// The proposal's file, or its id (b3:…).
         #[arg(value_name = "ID|FILE")]
         proposal: String,
-        /// The signer's private Ed25519 key. What needs ML-DSA-44 too, or alone, is signed elsewhere.
-        #[arg(long, value_name = "FILE")]
-        key: PathBuf,
+        /// The signer's private key; a hybrid signer gives two, one of each algorithm.
+        #[arg(long, required = true, value_name = "FILE")]
+        key: Vec<PathBuf>,
         /// The signer's name in the signer set.
         #[arg(long, value_name = "NAME")]
         signer: String,
@@ -227,10 +229,9 @@ pub(crate) enum RegistryCommand {
     /// Approve a proposal: sign it here, having seen what it changes, or bring an approval signed elsewhere.
     Approve {
         id: String,
-        /// The signer's private Ed25519 key. What needs ML-DSA-44 too, or alone, is signed elsewhere and brought with
-        /// --approval.
+        /// The signer's private key; a hybrid signer gives two, one of each algorithm.
         #[arg(long, value_name = "FILE", requires = "signer", conflicts_with = "approval")]
-        key: Option<PathBuf>,
+        key: Vec<PathBuf>,
         /// The signer's name in the signer set.
         #[arg(long, value_name = "NAME", requires = "key")]
         signer: Option<String>,
@@ -362,6 +363,9 @@ pub(crate) enum KeyCommand {
     New {
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
+        /// What it signs with; a node, a witness and capabilities want Ed25519.
+        #[arg(long, value_enum, value_name = "ALGORITHM", default_value = "ed25519")]
+        alg: Algorithm,
     },
     /// Print the public half of a key.
     Show { file: PathBuf },

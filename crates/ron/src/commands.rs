@@ -1,6 +1,7 @@
 //! What each command does.
 
 use crate::cli::{Cli, Command, ConfigCommand, KeyCommand, Limits, Source, TokenCommand};
+use crate::secret::Secret;
 use crate::{gateway, registry};
 use anyhow::Context as _;
 use clap::CommandFactory as _;
@@ -139,14 +140,14 @@ fn load_source(source: &Source) -> anyhow::Result<Loaded<Config>> {
 
 fn key(command: KeyCommand) -> anyhow::Result<ExitCode> {
     let key = match command {
-        KeyCommand::New { out } => {
-            let key = PrivateKey::generate()?;
+        KeyCommand::New { out, alg } => {
+            let key = Secret::generate(alg)?;
             key.write_new(&out).context("choose another name or remove the old key first")?;
             key
         }
-        KeyCommand::Show { file } => PrivateKey::read(&file)?,
+        KeyCommand::Show { file } => Secret::read(&file)?,
     };
-    print(&key.public().to_string())
+    print(&key.public())
 }
 
 fn token(command: TokenCommand) -> anyhow::Result<ExitCode> {

@@ -6,6 +6,7 @@ mod commands;
 mod gateway;
 mod http1;
 mod registry;
+mod secret;
 mod table;
 mod witness;
 
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
 }
 
 /// An error and its causes; one that the error before tells already is not told twice.
-fn said(error: &anyhow::Error) -> String {
+pub(crate) fn said(error: &anyhow::Error) -> String {
     let mut out = String::new();
     for cause in error.chain().map(ToString::to_string) {
         if out.is_empty() {

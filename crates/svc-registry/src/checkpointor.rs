@@ -177,6 +177,7 @@ mod tests {
     use super::*;
     use crate::config::RegistrySettings;
     use crate::fixture::{Fixture, change, key, log_key, roots};
+    use crate::store::{Disk, Faulty, Store};
     use ron_log::checkpoint::cosign;
     use ron_log::{Key, Note, NoteKey, Op, State};
 
@@ -265,5 +266,22 @@ mod tests {
         let refused = make(&registry.shared, None).unwrap_err();
         assert!(refused.to_string().contains("version 2"), "{refused}");
         assert!(registry.shared.store.reader().unwrap().checkpoint().unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_panic_under_the_checkpointor_is_damage_and_not_a_failed_service() {
+        let media = Faulty::default();
+        let store = Store::over(Disk::over(media.clone()), &roots()).unwrap();
+        let mut registry = Fixture::over(store, RegistrySettings::default());
+        registry.grow(3);
+        media.panic_on_write();
+        let (retention, _commands) = crate::fixture::commands(&registry.shared);
+        let shared = registry.shared.clone();
+        tokio::select! {
+            ended = checkpoint(shared.clone(), retention) => panic!("it ends: {ended:?}"),
+            () = crate::fixture::until(|| shared.damage().is_some()) => {}
+        }
+        assert!(shared.damage().unwrap().contains("the checkpointor failed"), "{:?}", shared.damage());
+        assert!(shared.checkpoint.load().is_none(), "nothing is served that is not stored");
     }
 }

@@ -305,6 +305,11 @@ async fn a_response_may_be_more_patient_than_its_server() {
     stream.write_all(b"GET /patient HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     fixture.eventually("io_timeouts_total{service=\"t\",op=\"write\"}", 1).await;
     assert!(begun.elapsed() >= Duration::from_millis(600));
+    let (mut client, begun) = (h2_client(&fixture, 0).await, std::time::Instant::now());
+    let request = Request::get("http://x/patient").body(Body::default()).unwrap();
+    let _deaf = client.send_request(request).await.unwrap();
+    fixture.eventually("io_timeouts_total{service=\"t\",op=\"write\"}", 2).await;
+    assert!(begun.elapsed() >= Duration::from_millis(600), "over HTTP/2 as well");
 }
 
 #[tokio::test]

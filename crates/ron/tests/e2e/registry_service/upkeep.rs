@@ -12,10 +12,10 @@ fn what_a_checkpoint_covers_is_let_go_and_can_still_be_proved() {
         "{OPEN}checkpoint = {{ interval = \"100ms\", entries = 10 }}\n\
          retention = {{ policy = \"count\", max_count = 20, max_age = \"1d\", target_bytes = \"1MiB\" }}\n"
     ));
-    registry.committed(60);
+    registry.committed(290);
     registry.node.eventually("it is pruned", |_| {
         registry.commit("more", &json!(1));
-        registry.get("/registry/retention").json()["min_version"].as_u64().unwrap() > 30
+        registry.get("/registry/retention").json()["min_version"].as_u64().unwrap() > 0
     });
     let page = registry.get("/registry/retention").json();
     let min = page["min_version"].as_u64().unwrap();
@@ -29,6 +29,10 @@ fn what_a_checkpoint_covers_is_let_go_and_can_still_be_proved() {
     assert_eq!(registry.get("/registry/log?from=1").status, 410);
     assert_eq!(registry.get("/registry/items?at=3").status, 410);
     assert_eq!(registry.get("/tile/entries/000.p/8").status, 410);
+    assert_eq!(min, 256, "whole bundles go");
+    let kept = registry.get("/tile/entries/001.p/20");
+    let first = get(&registry.address(), "/registry/256").json()["payload_b3"].clone();
+    assert!(kept.status == 200 && kept.text().contains(first.as_str().unwrap()), "{}", kept.status);
     assert_eq!(registry.get("/tile/0/000.p/8").status, 200, "hash tiles stay");
     assert_eq!(registry.get("/registry/proof/inclusion?version=3").status, 200);
     let stream =
