@@ -25,8 +25,11 @@ pub(crate) const FOR_BENCHES: [Program; 5] = [
     ("openssl", "openssl", "a certificate"),
 ];
 
-pub(crate) const FOR_REGISTRY_BENCHES: [Program; 2] =
-    [("etcd", "etcd-server", "a store to compare with"), ("wrk", "wrk", "load over HTTP/1.1")];
+pub(crate) const FOR_REGISTRY_BENCHES: [Program; 3] = [
+    ("etcd", "etcd-server", "a store to compare with"),
+    ("pgbench", "postgresql", "a database to compare with, and its load"),
+    ("wrk", "wrk", "load over HTTP/1.1"),
+];
 
 const DENY: &str = "0.20.2";
 

@@ -3,6 +3,7 @@
 use super::process::{CLIENT_CORE, PROXY_CORE, pin};
 use ron_testkit::{Node, api_key};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -190,6 +191,51 @@ pub(crate) fn etcd(dir: &Path) -> Option<Server> {
             return None;
         }
         std::thread::sleep(Duration::from_millis(50));
+    }
+    Some(server)
+}
+
+/// PostgreSQL with its own settings, which flush before they answer, and a log that moves by compare-and-set.
+pub(crate) fn postgres(dir: &Path) -> Option<Server> {
+    let folders = std::fs::read_dir("/usr/lib/postgresql").ok()?.flatten().map(|folder| folder.path());
+    let programs = folders.max()?.join("bin");
+    let data = tempfile::tempdir_in(dir).ok()?.keep();
+    // It does not run as root, and must be able to reach its folder.
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).ok()?;
+    let user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"];
+    let is_root = std::fs::metadata("/proc/self").ok()?.uid() == 0;
+    let as_user: &[&str] = if is_root { &user } else { &["env"] };
+    let run = |program: &str| {
+        let mut command = Command::new("taskset");
+        command.args(["-c", PROXY_CORE]).args(as_user).arg(programs.join(program)).current_dir(&data);
+        command
+    };
+    if is_root {
+        Command::new("chown").arg("postgres").arg(&data).status().ok()?;
+    }
+    let made = run("initdb").args(["-A", "trust", "-U", "postgres", "-D", "."]).output().ok()?;
+    if !made.status.success() {
+        println!("postgresql: {}", String::from_utf8_lossy(&made.stderr));
+        return None;
+    }
+    let http = free_address();
+    let mut command = run("postgres");
+    command.args(["-D", ".", "-k", ".", "-h", "127.0.0.1", "-c", "max_connections=600", "-p"]);
+    command.arg(http.rsplit_once(':')?.1);
+    let server = started("postgresql", command, http, String::new())?;
+    let (host, port) = server.http.rsplit_once(':')?;
+    let schema = "CREATE TABLE head (version bigint); INSERT INTO head VALUES (0); \
+        CREATE TABLE log (version bigint PRIMARY KEY, body text)";
+    let mut psql = Command::new("psql");
+    psql.args(["-q", "-h", host, "-p", port, "-U", "postgres", "-c", schema, "postgres"]);
+    let begun = Instant::now();
+    // It accepts before it answers.
+    while !psql.output().ok()?.status.success() {
+        if begun.elapsed() > Duration::from_secs(10) {
+            println!("postgresql does not answer");
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(100));
     }
     Some(server)
 }
