@@ -183,8 +183,13 @@ fn serve_operators(service: &Service, cas: &Arc<Cas>) {
     });
     let seen = cas.clone();
     service.local_api(Method::POST, "/edge/scrub", move |_| {
-        seen.progress().begin();
-        Ok(json!({"passes": seen.progress().passes.load(Ordering::Relaxed)}))
+        let progress = seen.progress();
+        let answer = json!({
+            "passes": progress.passes.load(Ordering::Relaxed),
+            "running": progress.running.load(Ordering::Relaxed),
+        });
+        progress.begin();
+        Ok(answer)
     });
 }
 

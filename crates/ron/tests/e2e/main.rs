@@ -7,6 +7,7 @@ mod blame;
 mod commands;
 mod documents;
 mod edge;
+mod edge_store;
 mod fairness;
 mod http2;
 mod lifecycle;
