@@ -7,6 +7,7 @@
 pub mod catalog;
 mod disk;
 mod fifo;
+mod hot;
 mod keep;
 mod reader;
 mod scrub;
@@ -15,6 +16,7 @@ mod upload;
 
 pub use catalog::{Asset, Names, Object};
 pub use disk::DiskError;
+pub(crate) use hot::HOT;
 pub use keep::{NewName, Op, Put, Stored, keep};
 pub use reader::{ReadError, Reader, Trust};
 pub use scrub::{Progress, scrub};
@@ -23,8 +25,10 @@ pub use upload::{Arrived, Upload};
 use crate::address::Address;
 use crate::semantics::{Preconditions, Variant};
 use arc_swap::ArcSwap;
+use bytes::Bytes;
 use catalog::Catalog;
 use disk::Disk;
+use hot::Hot;
 use ron_kernel::channel::{self, Receiver, Sender};
 use ron_kernel::inventory::{ChannelKind, ChannelSpec, LockSpec, Policy};
 use ron_kernel::kernel::Service;
@@ -106,6 +110,7 @@ pub struct Cas {
     disk: Option<Arc<Disk>>,
     catalog: Lock<Catalog>,
     changes: Sender<Op>,
+    hot: Hot,
     settings: ArcSwap<Settings>,
     /// Read by metrics, which take no lock.
     bytes: AtomicU64,
@@ -135,6 +140,7 @@ impl Cas {
             bytes: AtomicU64::new(catalog.bytes()),
             catalog: Lock::new(service.inventory(), &CATALOG, catalog),
             changes,
+            hot: Hot::new(service.inventory()),
             settings: ArcSwap::from_pointee(settings),
             full: AtomicBool::new(false),
             found_bad: AtomicBool::new(false),
@@ -170,6 +176,26 @@ impl Cas {
     /// Opens an object that the catalog showed. Blocks.
     pub fn reader(&self, address: Address, object: &Object) -> Result<Reader, ReadError> {
         self.reader_trusting(address, object, self.settings.load().trust)
+    }
+
+    /// All bytes of an object that are in memory already, unless they were found bad.
+    pub fn held(&self, object: &Object) -> Option<Bytes> {
+        let condition = &object.condition;
+        if condition.bad.load(Ordering::Relaxed) {
+            return None;
+        }
+        if let Some(bytes) = &object.bytes {
+            return Some(bytes.clone());
+        }
+        let held = condition.held.load();
+        let bytes = held.as_deref()?.clone();
+        condition.wanted.store(true, Ordering::Relaxed);
+        Some(bytes)
+    }
+
+    /// Keeps all bytes of an object, as they were read from its file, for the next who ask.
+    pub fn hold(&self, object: &Object, bytes: &Bytes) {
+        self.hot.keep(&object.condition, bytes.clone());
     }
 
     fn reader_trusting(&self, address: Address, object: &Object, trust: Trust) -> Result<Reader, ReadError> {

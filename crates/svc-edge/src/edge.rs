@@ -1,6 +1,6 @@
 //! Building and running the edge.
 
-use crate::cas::{self, CATALOG, CHANGES, Cas, DiskError};
+use crate::cas::{self, CATALOG, CHANGES, Cas, DiskError, HOT};
 use crate::config::{EdgeSettings, Fsync};
 use crate::serve::{COUNTERS, Edge as Serving};
 use http::Method;
@@ -30,7 +30,7 @@ static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping"]);
 
 /// The edge's declarations, for the inventory and the document.
 pub static CHANNELS: [&ChannelSpec; 4] = [&CHANGES, &EVENTS, &SHUTDOWN, &CONFIG];
-pub static LOCKS: [&LockSpec; 2] = [&CATALOG, &COUNTERS];
+pub static LOCKS: [&LockSpec; 3] = [&CATALOG, &HOT, &COUNTERS];
 pub const TASKS: [TaskSpec; 6] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     [

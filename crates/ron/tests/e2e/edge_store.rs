@@ -296,3 +296,57 @@ fn the_commands_store_find_and_forget() {
     assert_eq!(ron(&["edge", "put", "f", "--url", "ftp://x"], elsewhere.path()).status.code(), Some(64));
     assert_eq!(ron(&["edge", "put", "f"], elsewhere.path()).status.code(), Some(64), "there is no node here");
 }
+
+#[test]
+fn a_small_object_is_served_from_memory_and_replaced_with_its_file() {
+    let edge = Edge::start("", "[edge.cas]\nverify = \"always\"");
+    let address = edge.put("/edge/assets/a", b"a small one").json()["b3"].as_str().unwrap().to_owned();
+    let file = object_file(&edge, &address);
+    assert_eq!(edge.get("/edge/assets/a", &[]).text(), "a small one");
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(edge.get("/edge/assets/a", &[]).text(), "a small one", "no file was needed for it");
+    assert_eq!(edge.get("/edge/assets/a", &[("Range", "bytes=2-6")]).text(), "small");
+    let several = edge.get("/edge/assets/a", &[("Range", "bytes=0-0,8-10")]);
+    assert!(several.status == 206 && several.text().contains("\r\n\r\none\r\n--"), "{}", several.text());
+    assert_eq!(edge.put("/edge/assets/a", b"a small one").status, 200);
+    assert_eq!(std::fs::read(&file).unwrap(), b"a small one", "what comes again is written again");
+    flip(&file, 3);
+    assert_eq!(edge.get("/edge/assets/a", &[]).status, 502, "and read again");
+}
+
+#[test]
+fn a_killed_keeper_comes_back_and_no_upload_is_lost() {
+    let edge = Edge::of(Node::start(
+        &["edge"],
+        &format!("[node]\ndanger_ok = true\n{}", config("ingress = { rps_limit = 0 }", "")),
+    ));
+    let (stop, stored) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0u64.. {
+                if stop.load(Ordering::SeqCst) {
+                    return;
+                }
+                let answer = edge.put(&format!("/edge/assets/k/{number}"), &bytes(number, 5000));
+                assert_eq!(answer.status, 201, "{}", answer.text());
+                stored.lock().unwrap().push(number);
+            }
+        });
+        for round in 1..=3 {
+            let before = stored.lock().unwrap().len();
+            while stored.lock().unwrap().len() < before + 5 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let kill = r#"{"service":"edge","kind":"keeper","fraction":1.0}"#;
+            assert_eq!(edge.node.admin_post("/debug/tasks/kill", kill).status, 200);
+            edge.node.eventually("it was restarted", |node| {
+                node.metric("service_restarts_total{service=\"edge\"}") >= f64::from(round)
+            });
+            edge.node.eventually("and is ready", |node| get(&node.admin(), "/readyz").status == 200);
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    for number in stored.into_inner().unwrap() {
+        assert!(edge.get(&format!("/edge/assets/k/{number}"), &[]).body == bytes(number, 5000));
+    }
+}

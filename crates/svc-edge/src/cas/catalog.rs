@@ -3,6 +3,7 @@
 use super::fifo::{Candidate, Fifo, Frequency};
 use crate::address::Address;
 use crate::semantics::Coding;
+use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -24,10 +25,19 @@ pub struct Condition {
     pub frequency: Frequency,
     /// Its bytes were found wrong; it is not served until it has been stored again.
     pub bad: AtomicBool,
+    /// Its bytes, if it is small and wanted often.
+    pub(super) held: ArcSwapOption<Bytes>,
+    /// Somebody asked for those since it was last looked.
+    pub(super) wanted: AtomicBool,
     verified: Mutex<Option<Stamp>>,
 }
 
 impl Condition {
+    /// That of the same object with another file: how much it is wanted stays.
+    pub fn renewed(&self) -> Condition {
+        Condition { frequency: self.frequency.clone(), ..Condition::default() }
+    }
+
     pub fn is_verified(&self, stamp: Stamp) -> bool {
         *self.verified.lock().unwrap_or_else(PoisonError::into_inner) == Some(stamp)
     }

@@ -15,6 +15,12 @@ const FREQUENCY_MAX: u8 = 3;
 #[derive(Debug, Default)]
 pub struct Frequency(AtomicU8);
 
+impl Clone for Frequency {
+    fn clone(&self) -> Frequency {
+        Frequency(AtomicU8::new(self.0.load(Ordering::Relaxed)))
+    }
+}
+
 impl Frequency {
     pub fn note(&self) {
         let now = self.0.load(Ordering::Relaxed);

@@ -250,14 +250,12 @@ impl Cas {
                     (object.direct, object.sha256) = (object.direct || direct, Some(sha256));
                     out.changes.push(Change::Object(address, object.clone()));
                 }
-                if !object.condition.bad.load(Ordering::Relaxed) {
-                    return Ok(false);
-                }
                 drop(catalog);
-                // The good bytes take the place of the bad ones; its readers have the file they opened.
+                // The bytes that came are known to be good, those on disk perhaps not: they take their place. Readers
+                // have the file they opened, and their own opinion of it.
                 self.publish(&address, &bytes, out)?;
                 if let Some(object) = self.catalog.lock().object_mut(&address) {
-                    object.condition = Arc::default();
+                    object.condition = Arc::new(object.condition.renewed());
                 }
                 return Ok(false);
             }

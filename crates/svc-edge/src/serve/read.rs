@@ -8,6 +8,7 @@ use crate::config::Mode;
 use crate::semantics::{
     Available, CACHE_STATUS, CacheStatus, Coding, Decision, Piece, REPR_DIGEST, Variant, decide, repr_digest,
 };
+use bytes::{Bytes, BytesMut};
 use http::header::{
     ACCEPT_RANGES, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG,
     HeaderMap, HeaderValue, LAST_MODIFIED, VARY,
@@ -20,6 +21,7 @@ use ron_kernel::http::Body;
 use ron_kernel::problem::Rejection;
 use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
+use std::ops::Range;
 
 /// What is stored under an address never changes.
 const FOREVER: &str = "public, max-age=31536000, immutable";
@@ -150,6 +152,11 @@ impl Edge {
             Piece::Text(_) => None,
         });
         let Some(first) = first.filter(|range| !range.is_empty()) else { return Ok(Body::default()) };
+        let until = if decision.content_length <= SHORT { Some(budget.until) } else { budget.client };
+        if let Some(held) = self.cas.held(&object) {
+            return Ok(Body::full(assembled(&held, decision.pieces)).ending_by(until));
+        }
+        let seen = object.clone();
         let cas = self.cas.clone();
         let opened = tokio::task::spawn_blocking(move || {
             let mut reader = cas.reader(address, &object)?;
@@ -165,7 +172,9 @@ impl Edge {
             Rejection::new(Reason::Internal, "the object could not be read")
         })?;
         let (reader, bytes) = opened.map_err(|error| self.unreadable(address, &error))?;
-        let until = if decision.content_length <= SHORT { Some(budget.until) } else { budget.client };
+        if bytes.len() as u64 == seen.len {
+            self.cas.hold(&seen, &bytes);
+        }
         if bytes.len() as u64 == decision.content_length {
             return Ok(Body::full(bytes).ending_by(until));
         }
@@ -188,6 +197,25 @@ impl Edge {
             }
         }
     }
+}
+
+/// A body of an object that is all there.
+fn assembled(held: &Bytes, mut pieces: Vec<Piece>) -> Bytes {
+    let slice = |range: &Range<u64>| {
+        let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+        held.slice(index(range.start)..index(range.end))
+    };
+    if let [Piece::Bytes(range)] = &pieces[..] {
+        return slice(range);
+    }
+    let mut out = BytesMut::new();
+    for piece in pieces.drain(..) {
+        match piece {
+            Piece::Text(text) => out.extend_from_slice(&text),
+            Piece::Bytes(range) => out.extend_from_slice(&slice(&range)),
+        }
+    }
+    out.freeze()
 }
 
 /// The fields of an answer, be it good or not.
