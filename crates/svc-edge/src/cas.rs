@@ -20,6 +20,7 @@ pub(crate) use hot::HOT;
 pub use keep::{NewName, Op, Put, Stored, keep};
 pub use reader::{ReadError, Reader, Trust};
 pub use scrub::{Progress, scrub};
+use upload::Arriving;
 pub use upload::{Arrived, Upload};
 
 use crate::address::Address;
@@ -111,6 +112,8 @@ pub struct Cas {
     catalog: Lock<Catalog>,
     changes: Sender<Op>,
     hot: Hot,
+    /// Uploads may be as large together as the store.
+    arriving: Arc<Arriving>,
     settings: ArcSwap<Settings>,
     /// Read by metrics, which take no lock.
     bytes: AtomicU64,
@@ -141,17 +144,20 @@ impl Cas {
             catalog: Lock::new(service.inventory(), &CATALOG, catalog),
             changes,
             hot: Hot::new(service.inventory()),
+            arriving: Arc::default(),
             settings: ArcSwap::from_pointee(settings),
             full: AtomicBool::new(false),
             found_bad: AtomicBool::new(false),
             progress: Progress::default(),
             keeping: Mutex::new(()),
         };
+        cas.arriving.max.store(cas.settings.load().max_bytes, Ordering::Relaxed);
         Ok((Arc::new(cas), receiver))
     }
 
     pub fn apply(&self, settings: Settings) {
         self.catalog.lock().set_pins(&settings.pins);
+        self.arriving.max.store(settings.max_bytes, Ordering::Relaxed);
         self.settings.store(Arc::new(settings));
     }
 
@@ -209,8 +215,8 @@ impl Cas {
     /// Begins to take an object in. Blocks.
     pub fn upload(&self) -> io::Result<Upload> {
         match &self.disk {
-            Some(disk) => Upload::to_disk(&disk.temporary_folder()),
-            None => Ok(Upload::to_memory()),
+            Some(disk) => Upload::to_disk(&disk.temporary_folder(), &self.arriving),
+            None => Ok(Upload::to_memory(&self.arriving)),
         }
     }
 

@@ -134,7 +134,12 @@ impl Cas {
                         out.changes.push(Change::Object(address, object.clone()));
                     }
                 }
-                Op::Lost(address) => drop_object(&mut self.catalog.lock(), address, &mut out.changes),
+                Op::Lost(address) => {
+                    // It may have come back since; nobody but this task moves files, so that a look is enough.
+                    if !self.has_file(&address) {
+                        drop_object(&mut self.catalog.lock(), address, &mut out.changes);
+                    }
+                }
             }
         }
         let durable = self.make_durable(&out);
@@ -242,7 +247,7 @@ impl Cas {
 
     /// Puts an object into its place, unless it is there; true if it was not.
     fn place(&self, arrived: Arrived, direct: bool, out: &mut Outcomes) -> Result<bool, CasError> {
-        let Arrived { address, sha256, len, bytes } = arrived;
+        let Arrived { address, sha256, len, bytes, taken: _taken } = arrived;
         {
             let mut catalog = self.catalog.lock();
             if let Some(object) = catalog.object_mut(&address) {
@@ -285,7 +290,15 @@ impl Cas {
         })
     }
 
+    fn has_file(&self, address: &Address) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.has_file(address))
+    }
+
     fn adopt(&self, address: Address, len: u64, stored: u64, out: &mut Outcomes) {
+        // What was seen may have been on its way out.
+        if !self.has_file(&address) {
+            return;
+        }
         let mut catalog = self.catalog.lock();
         let room = self.settings.load().max_bytes.saturating_sub(catalog.bytes());
         if catalog.object(&address).is_some() {

@@ -230,7 +230,14 @@ async fn when_there_is_no_room_the_least_wanted_go_and_never_the_pinned() {
     assert!(store.cas.asset("pinned").is_some());
     assert!(store.cas.asset("first").is_none(), "a name goes with its object");
     assert!(!store.path_of(&first.address).exists(), "and so does the file");
-    assert!(matches!(store.put(&bytes(100_001, 0)).await, Err(CasError::Full)));
+    let before = store.cas.bytes();
+    assert!(
+        matches!(store.put(&bytes(95_000, 0)).await, Err(CasError::Full)),
+        "the pinned one is in its way"
+    );
+    assert_eq!(store.cas.bytes(), before, "and nobody goes in vain");
+    assert!(store.put(&bytes(80_000, 0)).await.unwrap().new, "who was to go can still go");
+    assert!(store.cas.upload().unwrap().write(&bytes(100_001, 0)).is_err());
     assert!(matches!(store.cas.can_hold(100_001), Err(CasError::Full)));
     store.close().await;
     let store = Store::open(Some(folder.path()), settings(100_000, Trust::Never));
@@ -259,6 +266,12 @@ async fn names_change_under_conditions_and_objects_go_with_their_last_name() {
     assert_eq!(store.read(&two.address).unwrap(), b"two", "what was stored by its address stays");
     assert_eq!(store.cas.bytes(), 3);
     assert!(matches!(store.cas.can_hold(2 << 20), Err(CasError::Amnesia)));
+    let (mut first, mut second) = (store.cas.upload().unwrap(), store.cas.upload().unwrap());
+    first.write(&bytes(600_000, 1)).unwrap();
+    let refused = second.write(&bytes(600_000, 2)).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::StorageFull, "uploads have no more room than the store");
+    drop((first, second));
+    store.cas.upload().unwrap().write(&bytes(600_000, 3)).unwrap();
     store.close().await;
 }
 
