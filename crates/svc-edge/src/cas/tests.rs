@@ -290,3 +290,21 @@ async fn a_file_that_no_row_leads_to_is_adopted_by_the_scrub() {
     assert_eq!(store.read(&address).unwrap(), b"orphan");
     store.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_scrub_saw_is_looked_at_again_when_it_is_acted_upon() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path()), settings(1 << 30, Trust::Never));
+    let stored = store.put(b"still here").await.unwrap();
+    let nowhere = Address([3; 32]);
+    store.cas.changes.try_send(Op::Lost(stored.address)).unwrap();
+    store.cas.changes.try_send(Op::Adopt { address: nowhere, len: 5, stored: 0 }).unwrap();
+    store.put(b"another").await.unwrap();
+    assert_eq!(store.read(&stored.address).unwrap(), b"still here");
+    assert!(store.cas.object(&nowhere).is_none());
+    std::fs::remove_file(store.path_of(&stored.address)).unwrap();
+    store.cas.changes.try_send(Op::Lost(stored.address)).unwrap();
+    store.put(b"a third").await.unwrap();
+    assert!(store.cas.object(&stored.address).is_none(), "it is gone indeed");
+    store.close().await;
+}
