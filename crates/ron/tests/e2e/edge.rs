@@ -502,3 +502,24 @@ fn gunzip(bytes: &[u8]) -> Vec<u8> {
     child.stdin.take().unwrap().write_all(bytes).unwrap();
     child.wait_with_output().unwrap().stdout
 }
+
+#[test]
+fn capabilities_are_believed_of_the_keys_that_are_named_and_of_no_others() {
+    let keys = tempfile::tempdir().unwrap();
+    let made = ron(&["key", "new", "--out", "other.key"], keys.path());
+    let public = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+    let minted = ron(&["token", "mint", "--key", "other.key", "--scope", "edge:write"], keys.path());
+    let foreign = format!("Bearer {}", String::from_utf8(minted.stdout).unwrap().trim());
+    let edge = Edge::start("", "");
+    let own = format!("Bearer {}", edge.token);
+    let put = |bearer: &str| {
+        let answer =
+            request(&edge.address(), "PUT", "/edge/cas", &[("Authorization", bearer)], b"x").unwrap();
+        (answer.status < 300, answer.reason().to_owned())
+    };
+    let refused = (false, "token_invalid".to_owned());
+    assert_eq!((put(&own), put(&foreign)), ((true, String::new()), refused.clone()));
+    edge.node.write_config(&format!("[node]\ntoken_keys = [\"{public}\"]\n{}", config("", "")));
+    assert_eq!(edge.node.admin_post("/admin/reload", "").status, 200);
+    assert_eq!((put(&own), put(&foreign)), (refused, (true, String::new())));
+}
