@@ -206,6 +206,9 @@ fn refused_requests(edge: &Edge) -> Vec<(u16, &'static str, String)> {
         format!("PUT {path} HTTP/1.1\r\nHost: a\r\n{head}Content-Length: {}\r\n\r\n{body}", body.len())
     };
     let get = |path: &str, head: &str| format!("GET {path} HTTP/1.1\r\nHost: a\r\n{head}\r\n");
+    let large = "x".repeat(65_537);
+    let chunked = put("/edge/cas", &good, "").replace("Content-Length: 0", "Transfer-Encoding: chunked")
+        + &format!("10001\r\n{large}");
     let nobody = format!("/edge/cas/b3:{}", "0".repeat(64));
     let post = |body: &str| {
         format!("POST /edge/purge HTTP/1.1\r\nHost: a\r\n{good}Content-Length: {}\r\n\r\n{body}", body.len())
@@ -243,11 +246,8 @@ fn refused_requests(edge: &Edge) -> Vec<(u16, &'static str, String)> {
             format!("PUT /edge/cas HTTP/1.1\r\nHost: a\r\n{good}Content-Length: 5\r\n\r\nab"),
         ),
         (412, "precondition", get("/edge/assets/a.bin", "If-Match: \"x\"\r\n")),
-        (
-            413,
-            "body_cap",
-            format!("PUT /edge/cas HTTP/1.1\r\nHost: a\r\n{good}Content-Length: 65537\r\n\r\n"),
-        ),
+        (413, "body_cap", chunked),
+        (413, "body_cap", put("/edge/cas", &good, "").replace("Length: 0", "Length: 65537")),
         (413, "body_cap", post(&format!("{{\"path\":\"{}\"}}", "a".repeat(1100)))),
         (415, "unsupported_encoding", put("/edge/cas", &format!("{good}Content-Encoding: gzip\r\n"), "x")),
         (416, "invalid_range", get("/edge/assets/a.bin", "Range: bytes=4096-\r\n")),
