@@ -6,6 +6,7 @@
 
 pub mod address;
 mod body;
+pub mod cache;
 pub mod cas;
 pub mod config;
 mod edge;
