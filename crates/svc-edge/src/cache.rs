@@ -1,5 +1,6 @@
 //! A shared HTTP cache (RFC 9111 and its relatives 9110, 9211, 9213, 5861 and 8246) without I/O or a clock.
 
 pub mod date;
+pub mod directives;
 pub mod list;
 pub mod structured;
