@@ -4,3 +4,5 @@ pub mod date;
 pub mod directives;
 pub mod list;
 pub mod structured;
+pub mod validators;
+pub mod vary;
