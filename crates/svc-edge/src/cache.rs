@@ -3,6 +3,7 @@
 pub mod date;
 pub mod directives;
 pub mod list;
+pub mod range;
 pub mod structured;
 pub mod validators;
 pub mod vary;
