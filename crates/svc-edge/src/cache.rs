@@ -2,8 +2,19 @@
 
 pub mod date;
 pub mod directives;
+pub mod head;
 pub mod list;
 pub mod range;
+mod reuse;
+mod store;
 pub mod structured;
 pub mod validators;
 pub mod vary;
+
+pub use date::UnixMillis;
+pub use head::{Body, Exchange, Freshness, Heuristic, Policy, StoredHead};
+pub use reuse::{Forward, Reason, Reuse, Verdict, decide, is_cacheable, select};
+pub use store::{NotStored, Pending, judge};
+
+#[cfg(test)]
+mod tests;
