@@ -8,6 +8,7 @@ pub mod range;
 mod reuse;
 mod store;
 pub mod structured;
+mod validate;
 pub mod validators;
 pub mod vary;
 
@@ -15,6 +16,10 @@ pub use date::UnixMillis;
 pub use head::{Body, Exchange, Freshness, Heuristic, Policy, StoredHead};
 pub use reuse::{Forward, Reason, Reuse, Verdict, decide, is_cacheable, select};
 pub use store::{NotStored, Pending, judge};
+pub use validate::{
+    Freshened, Validated, combine, freshen, freshen_by_head, make_completion, make_conditional, revalidation,
+    validated,
+};
 
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,7 @@
 
 mod reusing;
 mod storing;
+mod validating;
 
 use super::*;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
