@@ -1,5 +1,6 @@
 //! Tests of the decisions, by section of RFC 9111 and its relatives.
 
+mod answers;
 mod reusing;
 mod storing;
 mod validating;
