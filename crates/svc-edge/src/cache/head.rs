@@ -148,6 +148,10 @@ impl StoredHead {
         self.received
     }
 
+    pub(super) fn initial_age_ms(&self) -> u64 {
+        self.initial_age_ms
+    }
+
     pub fn body(&self) -> &Body {
         &self.body
     }

@@ -1,6 +1,8 @@
 //! Tests of the decisions, by section of RFC 9111 and its relatives.
 
 mod answers;
+mod codec;
+mod properties;
 mod reusing;
 mod storing;
 mod validating;
