@@ -7,8 +7,8 @@ use super::range::Parts;
 use super::validators::Validators;
 use super::vary::Selecting;
 use http::header::{
-    AGE, CONNECTION, CONTENT_LENGTH, CONTENT_RANGE, DATE, LAST_MODIFIED, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    AGE, CONNECTION, CONTENT_LENGTH, DATE, LAST_MODIFIED, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use std::time::Duration;
@@ -268,7 +268,7 @@ pub(super) fn clean(headers: &mut HeaderMap) {
         .collect();
     let of_the_hop =
         [CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
-    let of_the_answer = [AGE, CONTENT_LENGTH, CONTENT_RANGE];
+    let of_the_answer = [AGE, CONTENT_LENGTH];
     let named = OURS.map(HeaderName::from_static);
     for name in listed.iter().chain(&of_the_hop).chain(&of_the_answer).chain(&named) {
         headers.remove(name);

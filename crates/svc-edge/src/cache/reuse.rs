@@ -88,11 +88,11 @@ pub fn decide(
     }
     let wishes = if policy.client_directives { RequestRules::of(request) } else { RequestRules::default() };
     let verdict = match select(request, stored) {
+        None => forward(if stored.is_empty() { Reason::UriMiss } else { Reason::VaryMiss }),
         // Conditions on which only the origin can decide (section 4.3.2).
-        _ if request.contains_key(IF_MATCH) || request.contains_key(IF_UNMODIFIED_SINCE) => {
+        Some(_) if request.contains_key(IF_MATCH) || request.contains_key(IF_UNMODIFIED_SINCE) => {
             forward(Reason::Request)
         }
-        None => forward(if stored.is_empty() { Reason::UriMiss } else { Reason::VaryMiss }),
         Some(chosen) => weigh((method, request), (chosen, stored[chosen]), &wishes, policy, now),
     };
     match verdict {

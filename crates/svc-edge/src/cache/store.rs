@@ -4,7 +4,7 @@ use super::directives::{RequestRules, ResponseRules, Scope};
 use super::head::{Body, Exchange, Policy, StoredHead, is_heuristically_cacheable};
 use super::range::{ContentRange, Parts, number};
 use super::vary::Selecting;
-use http::header::{AUTHORIZATION, CONTENT_LENGTH};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE};
 use http::{HeaderMap, Method, StatusCode};
 
 /// Why a response is not stored.
@@ -74,7 +74,11 @@ pub fn judge(
     // Parts are kept as parts of the whole (section 3.3).
     let kept_status = if partial { StatusCode::OK } else { status };
     let stated_len = response.get(CONTENT_LENGTH).and_then(|value| number(value.as_bytes()));
-    let head = StoredHead::new(kept_status, response.clone(), selecting, exchange, Body::Whole { len: 0 });
+    let mut headers = response.clone();
+    if partial {
+        headers.remove(CONTENT_RANGE);
+    }
+    let head = StoredHead::new(kept_status, headers, selecting, exchange, Body::Whole { len: 0 });
     permits(status, head.rules(), request.contains_key(AUTHORIZATION))?;
     if !is_of_use(&head, policy) {
         return Err(NotStored::Freshness);

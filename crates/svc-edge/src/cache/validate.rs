@@ -7,8 +7,8 @@ use super::store::{body_of, permits};
 use super::validators::{Sameness, Validators};
 use super::vary::Selecting;
 use http::header::{
-    AGE, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, DATE, ETAG, HeaderName, HeaderValue, IF_MATCH,
-    IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, LAST_MODIFIED, RANGE,
+    AGE, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, HeaderName, HeaderValue,
+    IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, LAST_MODIFIED, RANGE,
 };
 use http::{HeaderMap, StatusCode};
 use std::ops::Range;
@@ -104,11 +104,11 @@ fn confirmed(
     let alike = |at: &usize| stored[*at].validators().sameness(&new);
     let (strong, weak): (Vec<_>, Vec<_>) =
         candidates.filter(|at| alike(at) != Sameness::Unknown).partition(|at| alike(at) == Sameness::Strong);
-    if new.are_strong() {
+    // How much a date proves depends on the stored response's age too; a strong tag speaks for itself.
+    if !strong.is_empty() || new.etag.is_some_and(|etag| !etag.weak) {
         return strong;
     }
-    let newest = strong.into_iter().chain(weak).max_by_key(|at| (stored[*at].date(), stored[*at].received()));
-    newest.into_iter().collect()
+    weak.into_iter().max_by_key(|at| (stored[*at].date(), stored[*at].received())).into_iter().collect()
 }
 
 /// A stored response with the fields of a newer head (section 3.2).
@@ -129,8 +129,10 @@ pub fn freshen(
 ) -> Freshened {
     let mut update = response.clone();
     clean(&mut update);
-    // The stored bytes are in the coding in which they came.
-    update.remove(CONTENT_ENCODING);
+    // The stored bytes are in the coding in which they came, and as many as they were.
+    for name in [CONTENT_ENCODING, CONTENT_RANGE] {
+        update.remove(name);
+    }
     let mut headers = head.headers().clone();
     // Age and date are the new one's, also where it does not state them.
     headers.remove(DATE);
@@ -174,7 +176,8 @@ pub fn freshen_by_head(
 /// Joins a new part to stored ones (section 3.4): the updated response, and what changed among the parts.
 /// `None` where they are not known to be of the same bytes, or cannot be joined.
 ///
-/// `response` is the head of a 206, of whose content `len` bytes have come.
+/// `response` is the head of a 206, of whose content `len` bytes have come. If it answers a request for what was
+/// missing and cannot be joined, nobody asked for it as it is, and the client's own request has to be sent.
 pub fn combine(
     head: &StoredHead,
     request: &HeaderMap,

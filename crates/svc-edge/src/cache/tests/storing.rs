@@ -112,7 +112,10 @@ Content-Length: 10",
     let mut names: Vec<_> = head.headers().keys().map(HeaderName::as_str).collect();
     names.sort_unstable();
     assert_eq!(names, ["c", "cache-control", "date"]);
-    let plain = stored("Cache-Control: max-age=60\nSet-Cookie: a=b\nSet-Cookie: c=d\nX-Unknown: 1");
+    let plain = stored(
+        "Cache-Control: max-age=60\nSet-Cookie: a=b\nSet-Cookie: c=d\nX-Unknown: 1\nContent-Range: bytes 0-1/2",
+    );
+    assert!(plain.headers().contains_key("content-range"), "it means nothing but in a 206");
     assert_eq!(plain.headers().get_all("set-cookie").iter().count(), 2);
     assert!(plain.headers().contains_key("x-unknown"), "what is not known is kept");
 }
