@@ -165,6 +165,7 @@ fn what_broke_off_is_kept_where_a_strong_validator_lets_it_be_completed() {
     assert_eq!(broken(200, &format!("Last-Modified: {DAY_BEFORE}"), 4), Some((0..4, None)));
     assert_eq!(broken(200, "ETag: \"a\"\nContent-Length: 10", 0), None);
     assert_eq!(broken(200, "ETag: \"a\"\nContent-Length: 10", 11), None);
+    assert_eq!(broken(206, "ETag: \"a\"\nContent-Range: bytes 4-5/10", 3), None);
     assert_eq!(broken(200, "ETag: W/\"a\"\nContent-Length: 10", 4), None);
     assert_eq!(broken(200, &format!("Last-Modified: {DATE}"), 4), None);
     assert_eq!(broken(404, "ETag: \"a\"", 4), None);

@@ -158,6 +158,9 @@ Set-Cookie: a=b",
     assert_eq!(found.head.body(), &Body::Whole { len: 10 });
     let freshness = found.head.freshness(&Policy::default(), after(301));
     assert_eq!((freshness.age_ms, freshness.lifetime_ms), (1000, 90_000), "the age is the new one's");
+    let undated = freshen(&head, &HeaderMap::new(), &fields("ETag: \"a\"\nAge: 7"), exchange).head;
+    assert_eq!(undated.date(), after(300).secs(), "and so is the date, where it does not say");
+    assert_eq!(undated.freshness(&Policy::default(), after(301)).age_ms, 8000);
 }
 
 #[test]
@@ -232,6 +235,7 @@ fn parts_are_joined_only_by_the_same_strong_validator() {
         ("ETag: \"a\"\nContent-Range: bytes 5-9/11", 5),
         ("ETag: \"a\"\nContent-Range: bytes 5-9/10", 6),
         ("ETag: \"a\"\nContent-Range: bytes 5-9/10", 0),
+        ("ETag: \"a\"\nContent-Range: bytes 5-7/10", 4),
         ("ETag: \"a\"", 5),
         ("ETag: \"a\"\nContent-Range: bytes 5-9/10\nContent-Encoding: gzip", 5),
     ] {
