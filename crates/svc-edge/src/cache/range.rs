@@ -51,7 +51,7 @@ impl Wanted {
 }
 
 impl ByteRange {
-    fn of(text: &[u8]) -> Option<Self> {
+    pub fn of(text: &[u8]) -> Option<Self> {
         let at = text.iter().position(|byte| *byte == b'-')?;
         let (first, last) = (&text[..at], &text[at + 1..]);
         if first.is_empty() {

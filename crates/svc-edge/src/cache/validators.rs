@@ -33,6 +33,22 @@ impl<'a> EntityTag<'a> {
         good.then_some((Self { weak: weak.is_some(), opaque }, &inner[end + 1..]))
     }
 
+    /// The tags of a list, as far as it can be read.
+    pub fn list(value: &'a [u8]) -> impl Iterator<Item = Self> {
+        let mut rest = skip_blank(value);
+        std::iter::from_fn(move || {
+            let (tag, after) = Self::first(rest)?;
+            // What is no comma behind a tag makes that tag and all that follows unreadable.
+            let next = trim(after);
+            if !next.is_empty() && next[0] != b',' {
+                rest = &[];
+                return None;
+            }
+            rest = skip_blank(next);
+            Some(tag)
+        })
+    }
+
     pub fn matches_strongly(&self, other: &Self) -> bool {
         !self.weak && !other.weak && self.opaque == other.opaque
     }
@@ -42,21 +58,16 @@ impl<'a> EntityTag<'a> {
     }
 }
 
+/// Without the commas and blanks that it begins with.
+fn skip_blank(list: &[u8]) -> &[u8] {
+    let start = list.iter().position(|byte| !matches!(byte, b' ' | b'\t' | b',')).unwrap_or(list.len());
+    &list[start..]
+}
+
 /// What a list of tags says about a tag: whether it is among them, or the list is `*`.
 fn names(list: &[u8], tag: Option<&EntityTag<'_>>) -> bool {
-    let mut rest = trim(list);
-    if rest == b"*" {
-        return true;
-    }
-    while let Some((found, after)) = EntityTag::first(rest) {
-        if tag.is_some_and(|tag| tag.matches_weakly(&found)) {
-            return true;
-        }
-        let Some(after) = trim(after).strip_prefix(b",") else { return false };
-        let blank = after.iter().position(|byte| !matches!(byte, b' ' | b'\t' | b',')).unwrap_or(after.len());
-        rest = &after[blank..];
-    }
-    false
+    let matches = |found: EntityTag<'_>| tag.is_some_and(|tag| tag.matches_weakly(&found));
+    trim(list) == b"*" || EntityTag::list(list).any(matches)
 }
 
 /// The validators of a response.
