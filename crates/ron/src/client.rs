@@ -48,7 +48,8 @@ impl Target {
     pub(crate) fn edge(&self, scopes: &[&str]) -> anyhow::Result<(String, Option<String>)> {
         let sent =
             self.token.clone().or_else(|| std::env::var("RON_TOKEN").ok().filter(|token| !token.is_empty()));
-        let named = self.url.as_ref().map(|url| address_of(url, "the edge's URL, such as http://127.0.0.1:8081"));
+        let named =
+            self.url.as_ref().map(|url| address_of(url, "the edge's URL, such as http://127.0.0.1:8081"));
         let named = named.transpose()?;
         if let (Some(address), None) = (&named, &self.config) {
             return Ok((address.clone(), sent));
