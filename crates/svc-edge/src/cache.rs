@@ -34,7 +34,7 @@ pub use answer::{Answer, CACHE_STATUS, CacheStatus, answer};
 pub use codec::DecodeError;
 pub use date::UnixMillis;
 pub use head::{Body, Exchange, Freshness, Heuristic, Policy, StoredHead};
-pub use invalidate::{CACHE_TAG, Purge, SURROGATE_KEY, invalidated, surrogate_keys};
+pub use invalidate::{CACHE_TAG, Purge, SURROGATE_KEY, invalidated, surrogate_keys, without_dots};
 pub use reuse::{Forward, Reason, Reuse, Verdict, decide, is_cacheable, select};
 pub use store::{NotStored, Pending, judge};
 pub use validate::{

@@ -14,17 +14,18 @@ mod scrub;
 pub mod tree;
 mod upload;
 
-pub use catalog::{Asset, Names, Object};
+pub use catalog::{Asset, Names, Object, response_name};
 pub use disk::DiskError;
 pub(crate) use hot::HOT;
-pub use keep::{NewName, Op, Put, Stored, keep};
+pub use keep::{NewName, NewResponse, Op, Put, Stored, keep};
 pub use reader::{ReadError, Reader, Trust};
 pub use scrub::{Progress, scrub};
 use upload::Arriving;
 pub use upload::{Arrived, Upload};
 
 use crate::address::Address;
-use crate::semantics::{Preconditions, Variant};
+use crate::cache::StoredHead;
+use crate::semantics::{Coding, Preconditions, Variant};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use catalog::Catalog;
@@ -47,7 +48,7 @@ pub(crate) static CHANGES: ChannelSpec = ChannelSpec {
     kind: ChannelKind::Mpsc,
     capacity: 512,
     policy: Policy::RejectNew,
-    producers: &["conn", "scrub"],
+    producers: &["conn", "scrub", "worker", "fill"],
     consumers: &["keeper"],
 };
 
@@ -102,6 +103,28 @@ pub struct Found {
     pub asset: Arc<Asset>,
     /// Those that are there, identity first.
     pub variants: Vec<(Variant, Object)>,
+}
+
+/// A stored response of a site.
+#[derive(Clone, Debug)]
+pub struct Response {
+    pub name: Arc<str>,
+    pub asset: Arc<Asset>,
+    pub parts: Vec<(Address, Object)>,
+}
+
+impl Response {
+    /// `None` if some of its content is gone or bad.
+    fn of(catalog: &Catalog, name: &Arc<str>, asset: &Arc<Asset>) -> Option<Response> {
+        let part = |(_, address): &(Coding, Address)| {
+            let object = catalog.object(address)?;
+            let good = !object.condition.bad.load(Ordering::Relaxed);
+            good.then(|| (*address, object.clone()))
+        };
+        asset.head.as_ref()?;
+        let parts = asset.variants.iter().map(part).collect::<Option<Vec<_>>>()?;
+        Some(Response { name: name.clone(), asset: asset.clone(), parts })
+    }
 }
 
 /// See the module.
@@ -175,6 +198,20 @@ impl Cas {
         Some(Found { asset, variants })
     }
 
+    /// One stored response.
+    pub fn response(&self, name: &str) -> Option<Response> {
+        let catalog = self.catalog.lock();
+        let (name, asset) = catalog.starting(name).next().filter(|(found, _)| &***found == name)?;
+        Response::of(&catalog, name, asset)
+    }
+
+    /// The responses to one key of a site whose content is all here and not known to be bad.
+    pub fn responses(&self, key: &str) -> Vec<Response> {
+        let catalog = self.catalog.lock();
+        let prefix = response_name(key, "");
+        catalog.starting(&prefix).filter_map(|(name, asset)| Response::of(&catalog, name, asset)).collect()
+    }
+
     pub fn object(&self, address: &Address) -> Option<Object> {
         self.catalog.lock().object(address).cloned()
     }
@@ -244,6 +281,18 @@ impl Cas {
     pub async fn forget(&self, which: Names, conditions: Preconditions) -> Result<usize, CasError> {
         let (reply, answer) = oneshot::channel();
         self.send(Op::Forget(which, conditions, reply), answer).await
+    }
+
+    /// Notes what an origin says now of what is stored under a name.
+    pub async fn freshen(&self, name: Arc<str>, head: StoredHead) -> Result<usize, CasError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Op::Freshen(name, Box::new(head), reply), answer).await
+    }
+
+    /// Adds encodings to a name that still stands for this object. If the queue is full it goes without them.
+    pub fn add_encodings(&self, name: String, address: Address, encoded: Vec<(Coding, Arrived)>) {
+        // Encodings are a convenience, so nobody waits for them.
+        let _ = self.changes.try_send(Op::Encoded(name, address, encoded));
     }
 
     async fn send<T: Send>(

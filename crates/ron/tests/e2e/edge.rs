@@ -45,7 +45,7 @@ impl Edge {
     }
 
     /// How often a reason was counted, in both of its families.
-    fn refusals(&self, reason: &str) -> f64 {
+    pub(crate) fn refusals(&self, reason: &str) -> f64 {
         let kernel = self.node.metric(&format!("rejected_total{{service=\"edge\",reason=\"{reason}\"}}"));
         let own = self.node.metric(&format!("edge_rejects_total{{reason=\"{reason}\"}}"));
         assert!((kernel - own).abs() < 0.5, "{reason}: {kernel} and {own} differ");

@@ -7,6 +7,8 @@ mod blame;
 mod commands;
 mod documents;
 mod edge;
+mod edge_fill;
+mod edge_site;
 mod edge_store;
 mod fairness;
 mod http2;

@@ -56,7 +56,7 @@ pub enum Body {
 /// A response as it is kept. Its fields are those that a cache may keep and that do not depend on a connection,
 /// on a time or on how much of the content is sent; its status is that of the whole, also where only parts
 /// are here.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredHead {
     status: StatusCode,
     headers: HeaderMap,

@@ -66,7 +66,7 @@ fn absolute(base: &Uri, reference: &str) -> Option<String> {
 }
 
 /// RFC 3986 section 5.2.4, of a path that begins with a slash.
-fn without_dots(path: &str) -> String {
+pub fn without_dots(path: &str) -> String {
     let mut out: Vec<&str> = Vec::new();
     let mut segments = path.split('/').skip(1).peekable();
     while let Some(segment) = segments.next() {

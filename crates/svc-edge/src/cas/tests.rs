@@ -65,6 +65,7 @@ impl Store {
             keys: vec!["all".to_owned()],
             encoded: vec![(Coding::Gzip, self.arrived(format!("gzip of {name}").as_bytes()))],
             conditions: Preconditions::of(conditions, 0),
+            response: None,
         };
         self.cas.put(Put { arrived: self.arrived(bytes), name: Some(new) }).await
     }

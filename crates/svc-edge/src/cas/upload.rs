@@ -138,6 +138,14 @@ impl Upload {
         }
     }
 
+    /// Another way to read what has been written so far, if that is a file.
+    pub fn reader(&self) -> io::Result<Option<File>> {
+        match &self.sink {
+            Sink::Disk { temporary, .. } => File::open(&temporary.path).map(Some),
+            Sink::Memory(_) => Ok(None),
+        }
+    }
+
     /// The end of it; `sync` waits until the disk has it.
     pub fn finish(self, sync: bool) -> io::Result<Arrived> {
         let (address, bytes) = match self.sink {
