@@ -2,6 +2,7 @@
 //!
 //! A target is a function that must not panic; several also check that two ways of reading agree.
 
+mod cache;
 mod edge;
 mod log;
 mod registry;
@@ -46,6 +47,15 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("edge_path", edge::path),
     ("edge_digest", edge::digest),
     ("http_date", http_date),
+    ("cache_date", cache::date),
+    ("cache_directives", cache::directives),
+    ("cache_dictionary", cache::dictionary),
+    ("cache_vary", cache::vary),
+    ("cache_validators", cache::validators),
+    ("cache_range", cache::range),
+    ("cache_location", cache::location),
+    ("cache_exchange", cache::exchange),
+    ("cache_stored_head", cache::stored_head),
     ("log_json", log::json),
     ("log_payload", log::payload),
     ("log_approval", log::approval),

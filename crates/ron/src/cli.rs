@@ -44,6 +44,9 @@ pub(crate) enum Command {
     /// Ask the gateway of a running node.
     #[command(subcommand)]
     Gateway(GatewayCommand),
+    /// Put objects into the edge of a running node, get them out, forget them, check them.
+    #[command(subcommand)]
+    Edge(EdgeCommand),
     /// Look at a registry, change it, sign, verify, prove.
     #[command(subcommand)]
     Registry(RegistryCommand),
@@ -104,6 +107,64 @@ pub(crate) enum GatewayCommand {
         /// The address that the request comes from; 127.0.0.1 by default.
         #[arg(long, value_name = "IP")]
         client: Option<std::net::IpAddr>,
+        #[command(flatten)]
+        target: Target,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum EdgeCommand {
+    /// Store a file, and print its address.
+    Put {
+        /// The file.
+        file: PathBuf,
+        /// The asset's path, such as img/a.png. Without it the file is stored by its address alone.
+        #[arg(long, value_name = "PATH")]
+        name: Option<String>,
+        /// Its media type; by its extension if nothing is said.
+        #[arg(long = "type", value_name = "TYPE", requires = "name")]
+        content_type: Option<String>,
+        /// A key by which it can be purged together with others; may be given more than once.
+        #[arg(long = "key", value_name = "K", requires = "name")]
+        keys: Vec<String>,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Get an object, checked against its address.
+    Get {
+        /// An address (b3:…) or an asset's path.
+        #[arg(value_name = "b3:…|PATH")]
+        what: String,
+        /// The file to write; standard output if nothing is said.
+        #[arg(short, value_name = "FILE")]
+        out: Option<PathBuf>,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Say what is stored: address, size, type, and since when.
+    Stat {
+        /// An address (b3:…) or an asset's path.
+        #[arg(value_name = "b3:…|PATH")]
+        what: String,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Forget assets: one, all whose paths begin so, or all with a key.
+    Purge {
+        /// One path.
+        #[arg(long, value_name = "P")]
+        path: Option<String>,
+        /// The beginning of paths.
+        #[arg(long, value_name = "P")]
+        prefix: Option<String>,
+        /// A surrogate key.
+        #[arg(long, value_name = "K")]
+        key: Option<String>,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Read and check every object now: 0 if all are good, else 1. Asks the admin plane.
+    Scrub {
         #[command(flatten)]
         target: Target,
     },

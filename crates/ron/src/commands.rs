@@ -2,7 +2,7 @@
 
 use crate::cli::{Cli, Command, ConfigCommand, KeyCommand, Limits, Source, TokenCommand};
 use crate::secret::Secret;
-use crate::{gateway, registry};
+use crate::{edge, gateway, registry};
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 use ron::config::{Config, sources};
@@ -34,6 +34,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             ))
         }
         Command::Gateway(command) => gateway::run(command),
+        Command::Edge(command) => edge::run(command),
         Command::Registry(command) => registry::run(command),
         Command::Config(command) => config(command),
         Command::Key(command) => key(command),

@@ -3,6 +3,7 @@
 mod cli;
 mod client;
 mod commands;
+mod edge;
 mod gateway;
 mod http1;
 mod registry;

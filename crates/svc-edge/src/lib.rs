@@ -1,15 +1,19 @@
-//! The asset edge: content-addressed objects over HTTP, with strong validators, ranges and stored encodings.
+//! The asset edge: content-addressed objects over HTTP, filled from origins, and whole sites through a cache.
 //!
 //! Start from [`Edge`]; then read [`semantics`] for what HTTP asks of an answer (it does no I/O and is given the
-//! clock), [`cas`] for how objects are stored, found and checked, and `serve` for the life of a request. Nothing here
+//! clock), [`cache`] for what a shared cache may do (the same holds), [`cas`] for how objects are stored, found and
+//! checked, `fill` with [`egress`] for how they come from origins, and `serve` for the life of a request. Nothing here
 //! accepts a connection or spawns a task by itself: that is the kernel's.
 
 pub mod address;
 mod body;
+pub mod cache;
 pub mod cas;
 pub mod config;
 mod edge;
+pub mod egress;
 mod encode;
+mod fill;
 pub mod semantics;
 mod serve;
 
