@@ -161,54 +161,66 @@ fn serve(mut stream: impl Read + Write, log: &Log, choose: &dyn Fn(&str) -> Scri
             buffer.drain(..length).collect()
         };
         log.bodies.lock().expect("no test panics while holding this").push(body.clone());
-        let bodiless = head.starts_with("HEAD");
-        let with_length = |body: &[u8]| {
-            let mut out = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len()).into_bytes();
-            out.extend_from_slice(if bodiless { b"" } else { body });
-            out
-        };
-        match script {
-            Script::Body(body) => stream.write_all(&with_length(&body))?,
-            Script::Echo => stream.write_all(&with_length(&[head.as_bytes(), &body].concat()))?,
-            Script::After(pause) => {
-                std::thread::sleep(pause);
-                stream.write_all(&with_length(b"slow"))?;
-            }
-            Script::Chunks(chunks, pause) => {
-                stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
-                for chunk in chunks {
-                    stream.write_all(format!("{:x}\r\n", chunk.len()).as_bytes())?;
-                    stream.write_all(&chunk)?;
-                    stream.write_all(b"\r\n")?;
-                    std::thread::sleep(pause);
-                }
-                stream.write_all(b"0\r\n\r\n")?;
-            }
-            Script::Raw(bytes) => {
-                stream.write_all(&bytes)?;
-                return stream.flush();
-            }
-            Script::Answer(head, body) => answer(&mut stream, &head, &body, bodiless)?,
-            Script::Late(pause, head, body) => {
-                std::thread::sleep(pause);
-                answer(&mut stream, &head, &body, bodiless)?;
-            }
-            Script::Stall(bytes) => {
-                stream.write_all(&bytes)?;
-                stream.flush()?;
-                let mut rest = Vec::new();
-                stream.read_to_end(&mut rest)?;
-                return Ok(());
-            }
-            Script::HangUp => return Ok(()),
-            Script::Upgrade => return echo(&mut stream, buffer),
-            Script::Silence => {
-                let mut rest = Vec::new();
-                stream.read_to_end(&mut rest)?;
-                return Ok(());
-            }
+        if !act(&mut stream, script, &head, &body, &mut buffer)? {
+            return Ok(());
         }
     }
+}
+
+/// Does what a script says; whether another request may follow.
+fn act(
+    stream: &mut (impl Read + Write),
+    script: Script,
+    head: &str,
+    body: &[u8],
+    buffer: &mut Vec<u8>,
+) -> std::io::Result<bool> {
+    let bodiless = head.starts_with("HEAD");
+    let plain = |stream: &mut _, body: &[u8]| answer(stream, "200 OK", body, bodiless);
+    match script {
+        Script::Body(body) => plain(stream, &body)?,
+        Script::Echo => plain(stream, &[head.as_bytes(), body].concat())?,
+        Script::After(pause) => {
+            std::thread::sleep(pause);
+            plain(stream, b"slow")?;
+        }
+        Script::Chunks(chunks, pause) => {
+            stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
+            for chunk in chunks {
+                stream.write_all(format!("{:x}\r\n", chunk.len()).as_bytes())?;
+                stream.write_all(&chunk)?;
+                stream.write_all(b"\r\n")?;
+                std::thread::sleep(pause);
+            }
+            stream.write_all(b"0\r\n\r\n")?;
+        }
+        Script::Answer(head, body) => answer(stream, &head, &body, bodiless)?,
+        Script::Late(pause, head, body) => {
+            std::thread::sleep(pause);
+            answer(stream, &head, &body, bodiless)?;
+        }
+        Script::Raw(bytes) => {
+            stream.write_all(&bytes)?;
+            stream.flush()?;
+            return Ok(false);
+        }
+        Script::HangUp => return Ok(false),
+        Script::Upgrade => {
+            echo(stream, std::mem::take(buffer))?;
+            return Ok(false);
+        }
+        Script::Stall(bytes) => {
+            stream.write_all(&bytes)?;
+            stream.flush()?;
+            stream.read_to_end(&mut Vec::new())?;
+            return Ok(false);
+        }
+        Script::Silence => {
+            stream.read_to_end(&mut Vec::new())?;
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn answer(stream: &mut impl Write, head: &str, body: &[u8], bodiless: bool) -> std::io::Result<()> {

@@ -59,7 +59,6 @@ fn a_site_passes_unchanged_and_what_may_be_stored_is_reused() {
         ),
         "/private" => ok("Cache-Control: private, max-age=60\r\n", b"for you"),
         "/error" => Script::Answer("500 Oops\r\n".to_owned(), b"oops".to_vec()),
-        "/echo" => Script::Echo,
         _ => ok("Cache-Control: max-age=60\r\n", b"other"),
     });
     let first = site.get("/page");
@@ -102,6 +101,17 @@ fn a_site_passes_unchanged_and_what_may_be_stored_is_reused() {
     site.get("/private");
     assert_eq!(site.origin.count("/private"), 2);
     assert_eq!((site.get("/error").status, site.get("/error").text().as_str()), (500, "oops"));
+    for (result, least) in [("hit", 4.0), ("fill", 1.0), ("miss", 4.0)] {
+        assert!(
+            site.edge.node.metric(&format!("edge_cache_total{{result=\"{result}\"}}")) >= least,
+            "{result}"
+        );
+    }
+}
+
+#[test]
+fn what_is_not_read_passes_through_and_other_hosts_are_not_served() {
+    let site = Site::start(|_| Script::Echo);
     let echoed = site.edge.send(
         "POST",
         "/echo",
@@ -119,12 +129,6 @@ fn a_site_passes_unchanged_and_what_may_be_stored_is_reused() {
     assert_eq!(site.get("/edge/assets/x").reason(), "not_allowed");
     let large = site.edge.send("POST", "/echo", &[], &vec![0; (1 << 20) + 1]);
     assert_eq!((large.status, large.reason()), (413, "body_cap"));
-    for (result, least) in [("hit", 4.0), ("fill", 1.0), ("miss", 4.0)] {
-        assert!(
-            site.edge.node.metric(&format!("edge_cache_total{{result=\"{result}\"}}")) >= least,
-            "{result}"
-        );
-    }
 }
 
 #[test]
