@@ -1,0 +1,3 @@
+//! The asset and tile edge.
+
+pub mod pack;

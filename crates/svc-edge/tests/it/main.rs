@@ -1,0 +1,5 @@
+//! The crate from outside.
+
+mod hostile;
+mod oracle;
+mod samples;
