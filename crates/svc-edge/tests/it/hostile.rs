@@ -6,10 +6,11 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use svc_edge::pack::directory::{DIRECTORY_BYTES_MAX, Directory};
+use svc_edge::pack::header::{Header, Section};
 use svc_edge::pack::metadata::METADATA_BYTES_MAX;
 use svc_edge::pack::sample::Sample;
 use svc_edge::pack::{
-    Compression, DirectoryCache, Fault, Limits, PackError, Pmtiles, ReadAt, Tile, TileCoord,
+    Compression, DirectoryCache, Fault, Limits, PackError, PackFile, Pmtiles, ReadAt, Tile, TileCoord,
 };
 
 /// Counts what is read, and fails the test where a place outside of the file is asked for.
@@ -158,7 +159,7 @@ fn survive(bytes: Vec<u8>) -> bool {
     else {
         return false;
     };
-    for id in 0..100 {
+    for id in [0, 1, 4, 5, 7, 8, 9, 20, 89, 90, 1 << 40] {
         if let Ok(Some(tile)) = pack.tile(coord(id)) {
             assert!(tile.bytes.len() <= bytes.len());
             let _ = tile.decoded(pack.limits());
@@ -207,12 +208,83 @@ fn a_pack_with_any_byte_changed_does_no_harm() {
     }
 }
 
+/// Opens the packs of a folder as a node would and says how much memory that took at most.
+fn peak_kib(folder: &str) -> u64 {
+    let value = |name: &str| {
+        let status = std::fs::read_to_string("/proc/self/status").expect("this is Linux");
+        let line =
+            status.lines().find_map(|line| line.strip_prefix(name)).expect("it has the line").to_owned();
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number")
+    };
+    let before = value("VmRSS:");
+    for file in std::fs::read_dir(folder).expect("the folder") {
+        let source = PackFile::open(&file.expect("a file").path()).expect("it opens");
+        let cache = Arc::new(DirectoryCache::new(1 << 20));
+        if let Ok(pack) = Pmtiles::open(source, Limits::default(), cache) {
+            for id in 0..3 {
+                let tile = pack.tile(coord(id));
+                assert!(id > 0 || tile.is_ok(), "what is good is served");
+            }
+        }
+    }
+    value("VmHWM:") - before
+}
+
+#[test]
+fn no_pack_makes_a_mount_or_a_look_up_take_64_mib() {
+    // Other tests share this process, so the work is done by another.
+    const FOLDER: &str = "HOSTILE_PACKS";
+    if let Ok(folder) = std::env::var(FOLDER) {
+        let peak = peak_kib(&folder);
+        assert!(peak < 64 << 10, "{peak} KiB");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut written = 0;
+    let mut write = |bytes: &[u8]| {
+        written += 1;
+        std::fs::write(folder.path().join(written.to_string()), bytes).unwrap();
+    };
+    // As many entries as are allowed, in the order that is hardest to check.
+    let count = 1 << 20;
+    let entries: Vec<_> = (0..count).map(|at| entry(1 + at, 1, count - at, 1)).collect();
+    let mut pack = Crafted::new(vec![entry(0, 1, 0, 1), entry(1, 0, 0, 0)]);
+    pack.internal = Compression::Gzip;
+    pack.tiles = vec![7; 2 << 20];
+    let mut pack = pack.leaf(&entries);
+    pack.root[1].length = u32::try_from(pack.leaves[0].len()).unwrap();
+    write(&pack.bytes());
+    assert!(opened(&pack.bytes()).unwrap().tile(coord(1)).unwrap().is_some(), "it is large, but good");
+    // Metadata of the shape that takes the most memory as a tree.
+    pack.metadata = format!("{{\"vector_layers\":[{}0]}}", "{\"\":0},".repeat(500_000)).into_bytes();
+    write(&pack.bytes());
+    for compression in [Compression::Gzip, Compression::Brotli, Compression::Zstd] {
+        let bomb = compression.encode(&vec![0; 96 << 20]).unwrap();
+        let length = u32::try_from(bomb.len()).unwrap();
+        let mut pack = Crafted::new(vec![entry(0, 1, 0, 1), entry(1, 0, 0, length)]);
+        pack.internal = compression;
+        pack.leaves = vec![bomb.clone()];
+        write(&pack.bytes());
+        // The same as metadata: its section is the leaves', and these are none.
+        let header = Header::parse(&pack.bytes(), pack.bytes().size()).unwrap();
+        let moved = Header { metadata: header.leaves, leaves: Section::default(), ..header };
+        write(&[&moved.to_bytes()[..], &pack.bytes()[127..]].concat());
+    }
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "hostile::no_pack_makes_a_mount_or_a_look_up_take_64_mib"])
+        .env(FOLDER, folder.path())
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+    assert!(String::from_utf8_lossy(&child.stdout).contains("1 passed"));
+}
+
 #[test]
 fn a_file_cut_short_while_in_use_gives_an_error() {
     let (_, bytes) = written(&Sample::default());
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), &bytes).unwrap();
-    let source = svc_edge::pack::PackFile::open(file.path()).unwrap();
+    let source = PackFile::open(file.path()).unwrap();
     let pack = Pmtiles::open(source, Limits::default(), Arc::new(DirectoryCache::new(1 << 20))).unwrap();
     assert!(pack.tile(coord(0)).unwrap().is_some());
     file.as_file().set_len(200).unwrap();
