@@ -1,9 +1,10 @@
 //! Packs: map tiles in one file, read in pieces and never trusted.
 //!
-//! Start from [`Pmtiles`]. In reading order: [`coord`] says where a tile is, [`kind`] what it is made of, [`read_at`]
-//! how bytes are reached; [`header`], [`varint`], [`directory`] and [`metadata`] are the format, each a pure function
-//! of bytes; [`pmtiles`] puts them together with a [`cache`] of directories. [`writer`] writes such a file, [`sample`]
-//! draws one for tests.
+//! Start from [`Pmtiles`] and [`MbTiles`]. In reading order: [`coord`] says where a tile is, [`kind`] what it is made
+//! of, [`read_at`] how bytes are reached; [`header`], [`varint`], [`directory`] and [`metadata`] are the format, each a
+//! pure function of bytes; [`pmtiles`] puts them together with a [`cache`] of directories; [`mbtiles`] is the other
+//! format, through SQLite. [`tile_set`] is what clients are told of either. [`writer`] writes an archive, [`sample`]
+//! draws packs for tests.
 //!
 //! Every length is checked against the file's size and a cap before it is used, and whatever is decompressed stops
 //! at a cap, so a hostile file costs its size and a constant.
@@ -14,10 +15,12 @@ pub mod directory;
 mod fault;
 pub mod header;
 pub mod kind;
+pub mod mbtiles;
 pub mod metadata;
 pub mod pmtiles;
 pub mod read_at;
 pub mod sample;
+pub mod tile_set;
 pub mod varint;
 pub mod writer;
 
@@ -25,9 +28,11 @@ pub use cache::DirectoryCache;
 pub use coord::TileCoord;
 pub use fault::{Fault, PackError};
 pub use kind::{Compression, TileKind};
+pub use mbtiles::MbTiles;
 pub use metadata::Metadata;
 pub use pmtiles::Pmtiles;
 pub use read_at::{PackFile, ReadAt};
+pub use tile_set::TileSet;
 pub use writer::Writer;
 
 use bytes::Bytes;

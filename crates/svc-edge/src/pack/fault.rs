@@ -59,8 +59,8 @@ pub enum Fault {
     VectorLayers,
     #[error("it says that it is clustered, but its tiles are not in order")]
     Clustered,
-    #[error("its count of {name} is {stated}, {found} were found")]
-    Count { name: &'static str, stated: u64, found: u64 },
+    #[error("it says of its {name} {stated}, but {found} is true")]
+    Stated { name: &'static str, stated: u64, found: u64 },
     #[error("a tile is not of the type that the pack says")]
     Content,
     #[error("the SQLite database has no tiles table or view")]

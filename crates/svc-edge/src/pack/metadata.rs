@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// The largest metadata, compressed or not.
 pub const METADATA_BYTES_MAX: u64 = 4 << 20;
 /// Members of the object. Their values stay text, so memory follows the number of bytes and not their shape.
-const MEMBERS_MAX: usize = 1000;
+pub(super) const MEMBERS_MAX: usize = 1000;
 
 /// What a pack says of itself. Of members with the same name the last one counts, as in other readers of JSON.
 #[derive(Clone, Debug, Default)]

@@ -7,7 +7,7 @@
 use super::directory::{DIRECTORY_BYTES_MAX, Directory, Entry, Found, Leaf, Span};
 use super::header::{FRONT_BYTES, Header, Section};
 use super::metadata::{METADATA_BYTES_MAX, Metadata};
-use super::{DirectoryCache, Fault, Limits, PackError, ReadAt, Tile, TileCoord};
+use super::{DirectoryCache, Fault, Limits, PackError, ReadAt, Tile, TileCoord, TileSet};
 use bytes::Bytes;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub struct Pmtiles<R> {
     source: R,
     header: Header,
     root: Directory,
-    metadata: Metadata,
+    set: TileSet,
     limits: Limits,
     cache: Arc<DirectoryCache>,
     /// Ours in the cache.
@@ -48,7 +48,8 @@ impl<R: ReadAt> Pmtiles<R> {
             }
         };
         let number = cache.enrol();
-        Ok(Self { source, header, root, metadata, limits, cache, number })
+        let set = TileSet::of_header(&header, metadata);
+        Ok(Self { source, header, root, set, limits, cache, number })
     }
 
     pub fn header(&self) -> &Header {
@@ -56,7 +57,11 @@ impl<R: ReadAt> Pmtiles<R> {
     }
 
     pub fn metadata(&self) -> &Metadata {
-        &self.metadata
+        &self.set.metadata
+    }
+
+    pub fn tile_set(&self) -> &TileSet {
+        &self.set
     }
 
     pub fn limits(&self) -> Limits {
