@@ -1,5 +1,7 @@
 //! The crate from outside.
 
 mod hostile;
+mod mbtiles;
 mod oracle;
 mod samples;
+mod verify;
