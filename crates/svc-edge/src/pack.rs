@@ -3,13 +3,14 @@
 //! Start from [`Pmtiles`] and [`MbTiles`]. In reading order: [`coord`] says where a tile is, [`kind`] what it is made
 //! of, [`read_at`] how bytes are reached; [`header`], [`varint`], [`directory`] and [`metadata`] are the format, each a
 //! pure function of bytes; [`pmtiles`] puts them together with a [`cache`] of directories; [`mbtiles`] is the other
-//! format, through SQLite. [`tile_set`] is what clients are told of either. [`writer`] writes an archive, [`verify`]
-//! looks at everything, [`sample`] draws packs for tests.
+//! format, through SQLite. [`tile_set`] is what clients are told of either. [`writer`] writes an archive, [`convert`]
+//! turns one format into the other, [`verify`] looks at everything, [`sample`] draws packs for tests.
 //!
 //! Every length is checked against the file's size and a cap before it is used, and whatever is decompressed stops
 //! at a cap, so a hostile file costs its size and a constant.
 
 pub mod cache;
+pub mod convert;
 pub mod coord;
 pub mod directory;
 mod fault;

@@ -1,5 +1,6 @@
 //! The crate from outside.
 
+mod convert;
 mod hostile;
 mod mbtiles;
 mod oracle;
