@@ -1,10 +1,10 @@
 //! Packs: map tiles in one file, read in pieces and never trusted.
 //!
-//! Start from [`Pmtiles`] and [`MbTiles`]. In reading order: [`coord`] says where a tile is, [`kind`] what it is made
-//! of, [`read_at`] how bytes are reached; [`header`], [`varint`], [`directory`] and [`metadata`] are the format, each a
-//! pure function of bytes; [`pmtiles`] puts them together with a [`cache`] of directories; [`mbtiles`] is the other
-//! format, through SQLite. [`tile_set`] is what clients are told of either. [`writer`] writes an archive, [`convert`]
-//! turns one format into the other, [`verify`] looks at everything, [`sample`] draws packs for tests.
+//! Start from [`Pack`]. In reading order: [`coord`] says where a tile is, [`kind`] what it is made of, [`read_at`] how
+//! bytes are reached; [`header`], [`varint`], [`directory`] and [`metadata`] are the format, each a pure function of
+//! bytes; [`pmtiles`] puts them together with a [`cache`] of directories; [`mbtiles`] is the other format, through
+//! SQLite. [`tile_set`] is what clients are told of either. [`writer`] writes an archive, [`convert`] turns one format
+//! into the other, [`verify`] looks at everything, [`sample`] draws packs for tests.
 //!
 //! Every length is checked against the file's size and a cap before it is used, and whatever is decompressed stops
 //! at a cap, so a hostile file costs its size and a constant.
@@ -18,6 +18,7 @@ pub mod header;
 pub mod kind;
 pub mod mbtiles;
 pub mod metadata;
+mod mount;
 pub mod pmtiles;
 pub mod read_at;
 pub mod sample;
@@ -32,6 +33,7 @@ pub use fault::{Fault, PackError};
 pub use kind::{Compression, TileKind};
 pub use mbtiles::MbTiles;
 pub use metadata::Metadata;
+pub use mount::Pack;
 pub use pmtiles::Pmtiles;
 pub use read_at::{PackFile, ReadAt};
 pub use tile_set::TileSet;

@@ -82,6 +82,7 @@ fn check_pmtiles<R: ReadAt>(pack: &Pmtiles<R>, report: &mut Report, watch: Watch
     })?;
     let contents = contents.finish(header.clustered, report)?;
     report.contents = contents.len() as u64;
+    // What a bad leaf hides cannot be counted.
     if report.found == 0 {
         let zoom = |id| TileCoord::of_id(id).map_or(0, |coord: TileCoord| u64::from(coord.z()));
         let (first, last) = ids.unwrap_or_default();

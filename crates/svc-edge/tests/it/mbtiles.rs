@@ -60,6 +60,7 @@ fn every_shape_of_schema_gives_the_same_tiles() {
         INSERT INTO tiles_shallow VALUES (0, 0, 0, 1), (1, 0, 0, 2), (1, 1, 0, 1);";
     let shapes = [
         format!("{FLAT}{ROWS}"),
+        format!("PRAGMA journal_mode = WAL; {FLAT}{ROWS}"),
         format!("{MAP}{view}"),
         MAP.to_owned(),
         format!(
