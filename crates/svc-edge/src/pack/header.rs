@@ -85,7 +85,8 @@ impl Header {
             return Err(Fault::NotAPack);
         }
         let bytes: &[u8; HEADER_BYTES] = bytes.first_chunk().ok_or(Fault::Outside("header"))?;
-        if bytes[7] != 3 {
+        // The first writers put the digit.
+        if !matches!(bytes[7], 3 | b'3') {
             return Err(Fault::Version(bytes[7]));
         }
         let u64_at =
@@ -252,7 +253,9 @@ mod tests {
             bytes[at] = value;
             assert_eq!(Header::parse(&bytes, 6277), Err(fault));
         }
-        let bytes = good().to_bytes();
+        let mut bytes = good().to_bytes();
+        bytes[7] = b'3';
+        assert_eq!(Header::parse(&bytes, 6277), Ok(good()), "an old way to write the version");
         for cut in 0..HEADER_BYTES {
             let fault = if cut < 7 { Fault::NotAPack } else { Fault::Outside("header") };
             assert_eq!(Header::parse(&bytes[..cut], 6277), Err(fault));
