@@ -77,10 +77,8 @@ impl MbTiles {
         if kind.is_none() {
             set.kind = first.kind(relation)?;
         }
-        for (zoom, order) in [(&mut set.min_zoom, "ASC"), (&mut set.max_zoom, "DESC")] {
-            if zoom.is_none() {
-                *zoom = first.zoom(relation, order)?;
-            }
+        if set.min_zoom.is_none() || set.max_zoom.is_none() || set.min_zoom > set.max_zoom {
+            (set.min_zoom, set.max_zoom) = (first.zoom(relation, "ASC")?, first.zoom(relation, "DESC")?);
         }
         let indexed = first.is_indexed(relation)?;
         Ok(Self { free: Mutex::new(free), returned: Condvar::new(), relation, set, limits, indexed })

@@ -68,7 +68,7 @@ impl TileSet {
     pub fn tile_json(&self, tiles: &[String], generation: &str) -> String {
         let no_layers = RawValue::from_string("[]".to_owned()).ok();
         let metadata = &self.metadata;
-        let zooms = self.min_zoom.unwrap_or(0)..=self.max_zoom.unwrap_or(30);
+        let (lowest, highest) = (self.min_zoom.unwrap_or(0), self.max_zoom.unwrap_or(30));
         let document = Document {
             tilejson: "3.0.0",
             tiles,
@@ -82,7 +82,7 @@ impl TileSet {
             encoding: metadata.text("encoding"),
             bounds: self.bounds,
             // A view that shows nothing is no use.
-            center: self.center.map(|(x, y, zoom)| (x, y, zoom.clamp(*zooms.start(), *zooms.end()))),
+            center: self.center.map(|(x, y, zoom)| (x, y, zoom.max(lowest).min(highest))),
             minzoom: self.min_zoom,
             maxzoom: self.max_zoom,
             // Required of vector tiles, even where the pack does not know.
@@ -162,6 +162,13 @@ mod tests {
             r#""center":[1.0,2.0,2],"minzoom":2,"maxzoom":9,"vector_layers":[{"id":"a","fields":{}}]"#
         );
         check(&whole, expected);
+        let crossed = TileSet {
+            min_zoom: Some(9),
+            max_zoom: Some(2),
+            center: Some((1.0, 2.0, 5)),
+            ..set(TileKind::Png, "{}")
+        };
+        check(&crossed, r#","center":[1.0,2.0,2],"minzoom":9,"maxzoom":2"#);
     }
 
     #[test]

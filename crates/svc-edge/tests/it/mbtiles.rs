@@ -117,14 +117,26 @@ fn compression_is_seen_tile_by_tile() {
     assert_eq!(pack.tile(coord(2, 3, 0)).unwrap().unwrap().bytes, b""[..]);
     assert_eq!(pack.tile(coord(3, 0, 7)).unwrap(), None, "no data is no tile");
     let set = pack.tile_set();
-    assert_eq!((set.kind, set.min_zoom, set.max_zoom), (TileKind::Mvt, Some(2), Some(7)));
+    assert_eq!((set.kind, set.min_zoom, set.max_zoom), (TileKind::Mvt, Some(2), Some(3)));
     assert!(set.metadata.vector_layers().is_some());
     assert_eq!(set.metadata.text("3").as_deref(), Some("A"));
     let json = set.tile_json(&[], "1");
     assert!(json.ends_with(&format!(
-        r#""bounds":[-180.0,-85.0,180.0,85.0],"minzoom":2,"maxzoom":7,{}"#,
+        r#""bounds":[-180.0,-85.0,180.0,85.0],"minzoom":2,"maxzoom":3,{}"#,
         &layers[1..]
     )));
+}
+
+#[test]
+fn zooms_that_cross_are_read_from_the_tiles() {
+    let dir = TempDir::new().unwrap();
+    let rows = "CREATE TABLE metadata (name, value);
+        INSERT INTO metadata VALUES ('minzoom', '9'), ('maxzoom', '3'), ('center', '0,0,5');";
+    let pack = opened(&made(&dir, &format!("{FLAT}{ROWS}{rows}"))).unwrap();
+    let json = pack.tile_set().tile_json(&[], "1");
+    assert!(json.contains(r#""center":[0.0,0.0,1],"minzoom":0,"maxzoom":1"#), "{json}");
+    let none = opened(&made(&dir, &format!("{FLAT}{rows}"))).unwrap();
+    assert_eq!((none.tile_set().min_zoom, none.tile_set().max_zoom), (None, None));
 }
 
 #[test]
