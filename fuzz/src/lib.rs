@@ -3,6 +3,7 @@
 //! A target is a function that must not panic; several also check that two ways of reading agree.
 
 mod log;
+mod pack;
 
 use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
@@ -50,6 +51,12 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("log_proof", log::proof),
     ("log_export", log::export),
     ("log_verifier", log::verifier),
+    ("pack_header", pack::header),
+    ("pack_varint", pack::number),
+    ("pack_directory", pack::directory),
+    ("pack_metadata", pack::metadata),
+    ("pack_rows", pack::mbtiles_rows),
+    ("pack_archive", pack::archive),
 ];
 
 const LIMITS: HeadLimits = HeadLimits { headers_max: 20, bytes_max: 2048 };
