@@ -2,8 +2,10 @@
 //!
 //! A target is a function that must not panic; several also check that two ways of reading agree.
 
+mod edge;
 mod log;
 mod pack;
+mod registry;
 
 use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
@@ -40,6 +42,11 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("clean_response", clean_response),
     ("rate_limit", rate_limit),
     ("fair_queue", fair_queue),
+    ("edge_range", edge::range),
+    ("edge_decision", edge::decision),
+    ("edge_path", edge::path),
+    ("edge_digest", edge::digest),
+    ("http_date", http_date),
     ("log_json", log::json),
     ("log_payload", log::payload),
     ("log_approval", log::approval),
@@ -57,6 +64,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("pack_metadata", pack::metadata),
     ("pack_rows", pack::mbtiles_rows),
     ("pack_archive", pack::archive),
+    ("registry_cbor", registry::cbor),
 ];
 
 const LIMITS: HeadLimits = HeadLimits { headers_max: 20, bytes_max: 2048 };
@@ -79,6 +87,14 @@ fn request_head(data: &[u8]) {
         assert!(a.framing != Framing::UntilClose, "a request's body has a known end");
     } else {
         assert_eq!(matches!(at_once, Ok(Some(_))), matches!(dribbled, Ok(Some(_))));
+    }
+}
+
+/// A date that can be read is written as one that reads the same.
+fn http_date(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    if let Some(at) = ron_kernel::date::parse_http_date(&text, 2_000_000_000) {
+        assert_eq!(ron_kernel::date::parse_http_date(&ron_kernel::date::http_date(at), 0), Some(at));
     }
 }
 

@@ -10,7 +10,7 @@ use ron_log::json::Json;
 use ron_log::tile::{TilePath, push_record, records};
 use ron_log::{
     Approval, B3, Checkpoint, Entry, Note, NoteKey, ProofFile, Proposal, Signatures, State, TrustRoots,
-    Verifier,
+    Verifier, Witness,
 };
 use serde_json::Value;
 use std::sync::LazyLock;
@@ -69,6 +69,8 @@ pub(crate) fn payload(data: &[u8]) {
             let again = Proposal::parse_canonical(proposal.bytes().to_vec()).expect("canonical");
             assert_eq!((again.b3(), &again), (B3::of(proposal.bytes()), &proposal));
         }
+        let (quick, general) = ron_log::fuzzing::payload(data);
+        assert_eq!(quick, general.ok(), "the quick reader and the general one agree");
         let _ = TrustRoots::parse(data);
     });
 }
@@ -85,6 +87,10 @@ pub(crate) fn record(data: &[u8]) {
     each(data, text(&VECTORS["entries"][4]["record"]).as_bytes(), |data| {
         if let Ok(entry) = Entry::parse(data.to_vec()) {
             assert_eq!(entry.record().canonical().as_bytes(), data, "a record has one form");
+        }
+        let (quick, general) = ron_log::fuzzing::record(data);
+        if let Some(quick) = quick {
+            assert_eq!(Ok(quick), general, "the quick reader and the general one agree");
         }
     });
 }
@@ -112,6 +118,9 @@ pub(crate) fn note(data: &[u8]) {
     each(data, format!("old 5\n{}\n\n{good}", BASE64_STANDARD.encode([7; 32])).as_bytes(), |data| {
         if let Some(request) = AddCheckpoint::parse(data) {
             assert_eq!(request.body().as_bytes(), data);
+        }
+        if let Ok(continued) = Witness::new(vec![LOG_KEY.clone()]).check(data) {
+            assert!(text(&VECTORS["checkpoint"]).starts_with(&continued.text), "a forged checkpoint");
         }
     });
 }

@@ -1,8 +1,10 @@
-//! The primitives of kernel and gateway, compiled against loom: not a copy but the production files themselves.
+//! The primitives of kernel, gateway and registry, compiled against loom: not a copy but the production files themselves.
 //!
 //! The models are in `tests/`; loom runs each through every interleaving up to its bound, and [`explore`] walks
 //! through every state that a sequence of steps can lead to.
 
+#[path = "../../crates/svc-registry/src/claim.rs"]
+pub mod claim;
 #[path = "../../crates/svc-gateway/src/fair_queue.rs"]
 pub mod fair_queue;
 #[path = "../../crates/ron-kernel/src/sync/permit.rs"]

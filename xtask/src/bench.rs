@@ -1,6 +1,6 @@
-//! `cargo xtask bench gateway`: ron beside nginx and HAProxy, in one run on one machine.
+//! `cargo xtask bench`: ron beside its peers (nginx and HAProxy, etcd), in one run on one machine.
 //!
-//! The proxy under test has a core of its own; origin and client share the other. Runs of the proxies alternate,
+//! The server under test has a core of its own; origin and client share the other. Runs of the servers alternate,
 //! and a figure is the median over the rounds, so that what else the machine does falls on all alike.
 
 mod compare;
@@ -11,6 +11,7 @@ mod own;
 mod peers;
 mod plot;
 mod process;
+mod registry;
 mod table;
 
 use crate::run::{cargo, target};
@@ -45,30 +46,31 @@ const SCENARIOS: [(&str, Scenario); 9] = [
     ("overload", overload::run),
 ];
 
+const OF_REGISTRY: [(&str, Scenario); 4] = [
+    ("commits", registry::commits),
+    ("reads", registry::reads),
+    ("streams", registry::streams),
+    ("verify", registry::verify),
+];
+
 pub(crate) fn gateway(args: &[&str]) -> bool {
+    run("gateway", &SCENARIOS, &tools::FOR_BENCHES, args)
+}
+
+pub(crate) fn registry(args: &[&str]) -> bool {
+    run("registry", &OF_REGISTRY, &tools::FOR_REGISTRY_BENCHES, args)
+}
+
+fn run(service: &str, scenarios: &[(&str, Scenario)], needs: &[tools::Program], args: &[&str]) -> bool {
     let quick = args.contains(&"--quick");
     let named: Vec<&str> = args.iter().copied().filter(|arg| *arg != "--quick").collect();
-    if let Some(unknown) = named.iter().find(|name| !SCENARIOS.iter().any(|known| known.0 == **name)) {
-        let known: Vec<&str> = SCENARIOS.iter().map(|known| known.0).collect();
+    if let Some(unknown) = named.iter().find(|name| !scenarios.iter().any(|known| known.0 == **name)) {
+        let known: Vec<&str> = scenarios.iter().map(|known| known.0).collect();
         println!("no scenario {unknown:?}; known: {}", known.join(", "));
         return false;
     }
-    if !tools::ensure(&tools::FOR_BENCHES) || !cargo(&["build", "--release", "-p", "ron"]) {
+    if !tools::ensure(needs) || !cargo(&["build", "--release", "-p", "ron"]) || !settle() {
         return false;
-    }
-    // Children inherit all three: a client's core, precedence over what else the machine does, if that is allowed,
-    // and room for ten thousand connections on either side.
-    if !process::pin(std::process::id(), process::CLIENT_CORE) {
-        println!("this needs two cores");
-        return false;
-    }
-    let pid = std::process::id().to_string();
-    let _ = Command::new("renice").args(["-n", "-15", "-p", &pid]).output();
-    for limits in ["65536:65536", "65536:", "16384:"] {
-        let output = Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={limits}")]).output();
-        if output.is_ok_and(|output| output.status.success()) {
-            break;
-        }
     }
     let Ok(dir) = tempfile::tempdir() else { return false };
     let bench = Bench {
@@ -78,14 +80,15 @@ pub(crate) fn gateway(args: &[&str]) -> bool {
         rounds: if quick { 3 } else { 5 },
         seconds: if quick { 1 } else { 3 },
     };
-    if !peers::prepare(&bench.dir) || std::fs::create_dir_all(&bench.out).is_err() {
+    let prepared = service == "registry" || peers::prepare(&bench.dir);
+    if !prepared || std::fs::create_dir_all(&bench.out).is_err() {
         println!("cannot write to {} and {}", bench.dir.display(), bench.out.display());
         return false;
     }
-    let machine = machine(&bench);
+    let machine = machine(&bench, needs);
     let mut results = Map::new();
     let mut good = true;
-    for (name, scenario) in SCENARIOS.iter().filter(|known| named.is_empty() || named.contains(&known.0)) {
+    for (name, scenario) in scenarios.iter().filter(|known| named.is_empty() || named.contains(&known.0)) {
         match scenario(&bench) {
             Some(result) => {
                 results.insert((*name).to_owned(), result);
@@ -98,13 +101,31 @@ pub(crate) fn gateway(args: &[&str]) -> bool {
     }
     let page =
         json!({"machine": machine, "rounds": bench.rounds, "seconds": bench.seconds, "scenarios": results});
-    let path = bench.out.join("gateway.json");
+    let path = bench.out.join(format!("{service}.json"));
     println!("\n{}", path.display());
     good && std::fs::write(path, format!("{page:#}\n")).is_ok()
 }
 
+/// Children inherit all three: a client's core, precedence over what else the machine does, if that is allowed,
+/// and room for ten thousand connections on either side.
+fn settle() -> bool {
+    if !process::pin(std::process::id(), process::CLIENT_CORE) {
+        println!("this needs two cores");
+        return false;
+    }
+    let pid = std::process::id().to_string();
+    let _ = Command::new("renice").args(["-n", "-15", "-p", &pid]).output();
+    for limits in ["65536:65536", "65536:", "16384:"] {
+        let output = Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={limits}")]).output();
+        if output.is_ok_and(|output| output.status.success()) {
+            break;
+        }
+    }
+    true
+}
+
 /// Says where this runs and against what.
-fn machine(bench: &Bench) -> Value {
+fn machine(bench: &Bench, programs: &[tools::Program]) -> Value {
     let first_line = |program: &str, args: &[&str]| {
         let output = Command::new(program).args(args).output().ok();
         let text = output.map(|output| {
@@ -116,13 +137,11 @@ fn machine(bench: &Bench) -> Value {
     let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let model = model.map_or("unknown", |(_, model)| model);
     let cores = cpus.lines().filter(|line| line.starts_with("processor")).count();
-    let versions: Vec<String> = vec![
-        first_line(&bench.binary.to_string_lossy(), &["--version"]),
-        first_line("nginx", &["-v"]),
-        first_line("haproxy", &["-v"]),
-        first_line("wrk", &["-v"]),
-        first_line("h2load", &["--version"]),
-    ];
+    let mut versions = vec![first_line(&bench.binary.to_string_lossy(), &["--version"])];
+    for (program, _, _) in programs {
+        let flag = if matches!(*program, "nginx" | "haproxy" | "wrk") { "-v" } else { "--version" };
+        versions.push(first_line(program, &[flag]));
+    }
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split(' ').next().unwrap_or("?");
     println!(
@@ -132,6 +151,6 @@ fn machine(bench: &Bench) -> Value {
     for version in &versions {
         println!("{version}");
     }
-    println!("proxy on core {}, origin and client on core {}", process::PROXY_CORE, process::CLIENT_CORE);
+    println!("server on core {}, everything else on core {}", process::PROXY_CORE, process::CLIENT_CORE);
     json!({"cores": cores, "cpu": model, "versions": versions, "load_average": load})
 }

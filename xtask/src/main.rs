@@ -19,6 +19,8 @@ cargo xtask fuzz [TARGET] [SECONDS]    coverage-guided fuzzing, 60 s a target by
 cargo xtask bench gateway [--quick] [SCENARIO...]
                                        beside nginx and HAProxy; figures in target/bench; none named: all of
                                        h1 h2 tls reject tenants idle latency stream overload
+cargo xtask bench registry [--quick] [SCENARIO...]
+                                       beside etcd; none named: all of commits reads streams verify
 cargo xtask soak gateway [MINUTES]     overload, faults, kills and reloads, 30 minutes by default
 cargo xtask dist                       a release archive in target/dist";
 
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         ["fuzz", target, seconds] => seconds.parse().is_ok_and(|seconds| fuzz::one(target, seconds)),
         ["bench" | "soak", ..] if cfg!(debug_assertions) => run::optimised(&args),
         ["bench", "gateway", ref scenarios @ ..] => bench::gateway(scenarios),
+        ["bench", "registry", ref scenarios @ ..] => bench::registry(scenarios),
         ["soak", "gateway"] => soak::gateway(30),
         ["soak", "gateway", minutes] => minutes.parse().is_ok_and(soak::gateway),
         ["dist"] => dist::build(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// A program, the Debian package it is in, and what cannot be done without it.
-type Program = (&'static str, &'static str, &'static str);
+pub(crate) type Program = (&'static str, &'static str, &'static str);
 
 pub(crate) const FOR_TESTS: [Program; 3] = [
     ("curl", "curl", "TLS, HTTP/2 and Unix sockets with a client of others"),
@@ -24,6 +24,9 @@ pub(crate) const FOR_BENCHES: [Program; 5] = [
     ("h2load", "nghttp2-client", "load over TLS and HTTP/2"),
     ("openssl", "openssl", "a certificate"),
 ];
+
+pub(crate) const FOR_REGISTRY_BENCHES: [Program; 2] =
+    [("etcd", "etcd-server", "a store to compare with"), ("wrk", "wrk", "load over HTTP/1.1")];
 
 const DENY: &str = "0.20.2";
 

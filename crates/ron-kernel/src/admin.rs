@@ -116,6 +116,10 @@ impl Admin {
             return Err(Rejection::new(Reason::Method, "another method is needed here").header(ALLOW, allow));
         }
         if let Some(api) = api {
+            // What is for experiments only is not there for anybody else.
+            if api.path.starts_with("/debug/") && !(self.has_token(&request) && (self.danger_ok)()) {
+                return Err(nothing_here());
+            }
             self.check_token(&request)?;
             let body = read(request).await?;
             return Ok(json_response(StatusCode::OK, &(api.answer)(&body)?, corr));

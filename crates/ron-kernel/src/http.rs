@@ -23,6 +23,8 @@ pub use interim::Interim;
 pub use io::Io;
 pub use listener::{BindError, Bound, Peer, bind_tcp, bind_unix};
 pub use proxy_protocol::parse as parse_proxy_header;
-pub use serve::{ConnInfo, Handler, Server, ServerLimits, TurnedAway, requests_family, server_tasks};
+pub use serve::{
+    ConnInfo, Handler, Server, ServerLimits, TurnedAway, WritePatience, requests_family, server_tasks,
+};
 pub use timer::Timer;
 pub use tunnel::Tunnel;

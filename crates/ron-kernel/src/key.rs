@@ -53,12 +53,12 @@ impl PrivateKey {
     /// Reads a key file; refuses one that others can read.
     pub fn read(path: &Path) -> Result<PrivateKey, KeyError> {
         let name = path.display().to_string();
+        let bytes = std::fs::read(path).map_err(|error| KeyError::Read { path: name.clone(), error })?;
+        // First whether it is one: another file's mode is nobody's business.
+        let key = std::str::from_utf8(&bytes).ok().and_then(|text| SigningKey::from_pkcs8_pem(text).ok());
+        let key = key.ok_or(KeyError::Format { path: name })?;
         check_private(path)?;
-        let text =
-            std::fs::read_to_string(path).map_err(|error| KeyError::Read { path: name.clone(), error })?;
-        SigningKey::from_pkcs8_pem(&text)
-            .map(PrivateKey)
-            .map_err(|_not_a_key| KeyError::Format { path: name })
+        Ok(PrivateKey(key))
     }
 
     /// Writes a new key file of mode 0600; an existing file is never overwritten.

@@ -73,6 +73,15 @@ pub fn cosignatures(note: &Note, witnesses: &[NoteKey]) -> Result<u64, NoteError
     Ok(found)
 }
 
+/// Of a witness's answer, its cosignature of this very text. Lines by other keys are nobody's word and are ignored.
+pub fn cosignature(text: &str, lines: &[NoteSignature], witness: &NoteKey) -> Option<NoteSignature> {
+    let is_good = |line: &&NoteSignature| {
+        let alone = Note { text: text.to_owned(), signatures: vec![(*line).clone()] };
+        alone.verify(witness).is_ok()
+    };
+    lines.iter().find(is_good).cloned()
+}
+
 /// Most hashes of a consistency proof sent to a witness.
 pub const PROOF_MAX: usize = 63;
 

@@ -2,7 +2,7 @@
 
 use crate::approval::Approval;
 use crate::hash::B3;
-use crate::json::{Fields, Json, JsonError, Misfit};
+use crate::json::{Cursor, Fields, Json, JsonError, Misfit};
 use std::fmt::Write as _;
 
 /// Largest record: entry bundles give a length 16 bits.
@@ -82,7 +82,43 @@ impl EntryRecord {
         if bytes.len() > RECORD_MAX {
             return Err(EntryError::TooLarge);
         }
+        Self::quick(bytes).map_or_else(|| Self::general(bytes), Ok)
+    }
+
+    pub(crate) fn general(bytes: &[u8]) -> Result<Self, EntryError> {
         Ok(Self::from_json(&Json::parse_canonical(bytes)?)?)
+    }
+
+    /// Reads a record as nearly all are: approvals by Ed25519 keys alone.
+    pub(crate) fn quick(bytes: &[u8]) -> Option<Self> {
+        let mut cursor = Cursor::new(bytes)?;
+        let mut approvals: Vec<Approval> = Vec::new();
+        cursor.literal(r#"{"approvals":["#)?;
+        while !cursor.eat("]") {
+            if !approvals.is_empty() {
+                cursor.literal(",")?;
+            }
+            let approval = Approval::quick(&mut cursor)?;
+            if approvals.last().is_some_and(|last| last.signer >= approval.signer) {
+                return None;
+            }
+            approvals.push(approval);
+        }
+        cursor.literal(r#","committed_at":"#)?;
+        let committed_at = cursor.whole()?;
+        cursor.literal(r#","payload_b3":"b3:"#)?;
+        let payload_b3 = B3::digits(cursor.take(64)?)?;
+        cursor.literal(r#"","payload_bytes":"#)?;
+        let payload_bytes = cursor.whole()?;
+        cursor.literal(r#","prev":"b3:"#)?;
+        let prev = B3::digits(cursor.take(64)?)?;
+        cursor.literal(r#"","signers_version":"#)?;
+        let signers_version = cursor.whole()?;
+        cursor.literal(r#","version":"#)?;
+        let version = cursor.whole()?;
+        cursor.literal("}")?;
+        cursor.end()?;
+        Some(Self { version, prev, payload_b3, payload_bytes, signers_version, approvals, committed_at })
     }
 
     fn from_json(json: &Json<'_>) -> Result<Self, Misfit> {

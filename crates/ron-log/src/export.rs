@@ -1,9 +1,10 @@
 //! The export: a whole log in one file that can be written and checked as it streams.
 //!
 //! A header line, then frames (a kind, a length of 32 bits, bytes), in this order: the trust roots; the log's
-//! key; of a pruned log its manifests, the hashes of the pruned leaves, and the snapshot it begins with; each
-//! entry's record and payload; a checkpoint wherever the tree has its size; at last a BLAKE3 hash over every
-//! byte before it.
+//! key; of a pruned log its manifests, the pruned changes of the signer set, the hashes of the pruned leaves, and
+//! the snapshot it begins with; each
+//! entry's record and payload; a checkpoint wherever the tree has its size, and always after the last entry; at
+//! last a BLAKE3 hash over every byte before it.
 
 use crate::hash::B3;
 use crate::note::NoteKey;
@@ -155,6 +156,7 @@ pub struct ExportVerifier {
     reader: ExportReader,
     roots_b3: B3,
     given: Option<NoteKey>,
+    witnesses: (Vec<NoteKey>, u64),
     signatures: Signatures,
     verifier: Option<Verifier>,
     roots: Option<TrustRoots>,
@@ -173,6 +175,7 @@ impl ExportVerifier {
             reader: ExportReader::default(),
             roots_b3,
             given: log,
+            witnesses: (Vec::new(), 0),
             signatures,
             verifier: None,
             roots: None,
@@ -181,6 +184,13 @@ impl ExportVerifier {
             broken: false,
             faults: Vec::new(),
         }
+    }
+
+    /// Also checks cosignatures, as [`Verifier::witnessed_by`] says.
+    #[must_use]
+    pub fn witnessed_by(mut self, witnesses: Vec<NoteKey>, quorum: u64) -> Self {
+        self.witnesses = (witnesses, quorum);
+        self
     }
 
     pub fn push(&mut self, bytes: &[u8]) {
@@ -217,6 +227,12 @@ impl ExportVerifier {
         if !self.broken && !self.reader.ended() {
             self.break_off("it ends too early");
         }
+        if let Some(verifier) = self.verifier.as_mut().filter(|_| !self.broken)
+            && verifier.signed() < verifier.tree().size()
+        {
+            // Approvals are public: without the log's word, what was withdrawn could be shown as committed.
+            verifier.fault(verifier.signed(), FaultKind::Unsigned);
+        }
         let mut faults = self.verifier.take().map(Verifier::finish).unwrap_or_default();
         faults.append(&mut self.faults);
         faults
@@ -232,6 +248,11 @@ impl ExportVerifier {
         let Some(verifier) = &mut self.verifier else { return self.preamble(kind, content) };
         if let Some((first, before)) = self.held.take() {
             match (first, kind) {
+                (FrameKind::Record, FrameKind::Payload)
+                    if verifier.state().is_none() && self.min_version > 0 =>
+                {
+                    verifier.early_entry(&before, content);
+                }
                 (FrameKind::Record, FrameKind::Payload) => verifier.entry(&before, content),
                 (FrameKind::SnapshotNote, FrameKind::SnapshotState) => {
                     if verifier.state().is_none() {
@@ -257,7 +278,7 @@ impl ExportVerifier {
                 }
                 hashes.iter().for_each(|leaf: &Hash| verifier.pruned_leaf(*leaf));
             }
-            FrameKind::Record if verifier.state().is_some() || empty && self.min_version == 0 => {
+            FrameKind::Record if verifier.state().is_some() || empty => {
                 self.held = Some((kind, content.to_vec()));
             }
             FrameKind::SnapshotNote if verifier.tree().size() >= self.min_version && !empty => {
@@ -282,7 +303,9 @@ impl ExportVerifier {
                 if self.given.as_ref().is_some_and(|given| *given != key) {
                     return Err(ExportError("its log key is not the one given"));
                 }
-                self.verifier = Some(Verifier::new(roots, Some(key), self.signatures));
+                let (witnesses, quorum) = std::mem::take(&mut self.witnesses);
+                let verifier = Verifier::new(roots, Some(key), self.signatures);
+                self.verifier = Some(verifier.witnessed_by(witnesses, quorum));
             }
             _ => return Err(ExportError("a frame stands where another must")),
         }

@@ -24,7 +24,11 @@ impl B3 {
 
     /// Reads the one way of writing it.
     pub fn parse(text: &str) -> Option<Self> {
-        let digits = text.strip_prefix("b3:")?.as_bytes();
+        Self::digits(text.strip_prefix("b3:")?.as_bytes())
+    }
+
+    /// Its digits alone.
+    pub(crate) fn digits(digits: &[u8]) -> Option<Self> {
         let mut hash = [0; 32];
         unhex(digits, &mut hash).then_some(Self(hash))
     }
@@ -45,8 +49,9 @@ impl fmt::Debug for B3 {
     }
 }
 
+const DIGITS: &[u8; 16] = b"0123456789abcdef";
+
 pub(crate) fn hex(bytes: &[u8], out: &mut [u8]) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
     for (pair, byte) in out.chunks_exact_mut(2).zip(bytes) {
         pair[0] = DIGITS[usize::from(byte >> 4)];
         pair[1] = DIGITS[usize::from(byte & 15)];
@@ -54,17 +59,27 @@ pub(crate) fn hex(bytes: &[u8], out: &mut [u8]) {
 }
 
 pub(crate) fn unhex(digits: &[u8], out: &mut [u8]) -> bool {
-    let value = |digit: u8| match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
-    };
     if digits.len() != out.len() * 2 {
         return false;
     }
+    let mut wrong = 0;
     for (byte, pair) in out.iter_mut().zip(digits.chunks_exact(2)) {
-        let (Some(high), Some(low)) = (value(pair[0]), value(pair[1])) else { return false };
-        *byte = high << 4 | low;
+        let (high, low) = (VALUES[usize::from(pair[0])], VALUES[usize::from(pair[1])]);
+        wrong |= high | low;
+        *byte = high << 4 | low & 15;
     }
-    true
+    wrong & NO_DIGIT == 0
 }
+
+const NO_DIGIT: u8 = 0x80;
+
+/// What each lowercase hexadecimal digit stands for.
+static VALUES: [u8; 256] = {
+    let mut values = [NO_DIGIT; 256];
+    let mut value = 0;
+    while value < 16 {
+        values[DIGITS[value as usize] as usize] = value;
+        value += 1;
+    }
+    values
+};

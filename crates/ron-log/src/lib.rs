@@ -5,7 +5,7 @@
 //! [`approval`], [`signers`] and [`quorum`] say what is asked for and by whom; [`entry`], [`roots`] and
 //! [`state`] are the chain; [`tree`] and [`tile`] are the Merkle tree; [`note`], [`checkpoint`] and [`snapshot`]
 //! are what the log signs; [`proof`] is one file that shows all of it for one change; [`verify`] checks a whole
-//! log, and [`export`] is a log in one file.
+//! log, and [`export`] is a log in one file. [`witness`] is who watches that a log has one history.
 //!
 //! Nothing here reads a clock, a file or a socket, or makes random numbers: times and bytes are passed in, so
 //! an offline verifier needs this crate and nothing else of ours.
@@ -14,6 +14,8 @@ pub mod approval;
 pub mod checkpoint;
 pub mod entry;
 pub mod export;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod hash;
 pub mod item;
 pub mod json;
@@ -30,6 +32,7 @@ pub mod state;
 pub mod tile;
 pub mod tree;
 pub mod verify;
+pub mod witness;
 
 pub use approval::{Approval, ApprovalError, CheckedApproval};
 pub use checkpoint::Checkpoint;
@@ -47,3 +50,4 @@ pub use snapshot::{PruneManifest, Snapshot};
 pub use state::{CommitError, ConflictRule, Head, State};
 pub use tree::Tree;
 pub use verify::{Fault, FaultKind, Signatures, Verifier};
+pub use witness::Witness;

@@ -2,7 +2,7 @@
 
 use crate::hash::{B3, hex, unhex};
 use crate::item::{Key, check_body};
-use crate::json::{Fields, Json, JsonError, Misfit, write_text};
+use crate::json::{Cursor, Fields, Json, JsonError, Misfit, write_text};
 use std::fmt::Write as _;
 
 pub const SCHEMA: &str = "ron.registry/1";
@@ -98,7 +98,41 @@ impl Payload {
         if bytes.len() > PAYLOAD_MAX {
             return Err(PayloadError::TooLarge);
         }
+        Self::quick(bytes).map_or_else(|| Self::general(bytes), Ok)
+    }
+
+    pub(crate) fn general(bytes: &[u8]) -> Result<Self, PayloadError> {
         Ok(Self::from_json(&Json::parse_canonical(bytes)?)?)
+    }
+
+    /// Reads canonical bytes without making a tree of more than the bodies, which it need not write again.
+    pub(crate) fn quick(bytes: &[u8]) -> Option<Self> {
+        let mut cursor = Cursor::new(bytes)?;
+        cursor.literal(r#"{"base_version":"#)?;
+        let base_version = cursor.whole()?;
+        cursor.literal(r#","expires_at":"#)?;
+        let expires_at = cursor.whole()?;
+        cursor.literal(r#","nonce":""#)?;
+        let mut nonce = [0; 16];
+        if !unhex(cursor.take(32)?, &mut nonce) {
+            return None;
+        }
+        cursor.literal(r#"","note":"#)?;
+        let note = cursor.text()?.into_owned();
+        cursor.literal(r#","ops":["#)?;
+        let mut ops = Vec::with_capacity(1);
+        loop {
+            ops.push(Op::quick(&mut cursor)?);
+            if !cursor.eat(",") {
+                break;
+            }
+        }
+        cursor.literal(r#"],"schema":"ron.registry/1","signers_version":"#)?;
+        let signers_version = cursor.whole()?;
+        cursor.literal("}")?;
+        cursor.end()?;
+        check_ops(&ops).ok()?;
+        Some(Self { base_version, signers_version, nonce, ops, note, expires_at })
     }
 
     fn from_json(json: &Json<'_>) -> Result<Self, Misfit> {
@@ -111,15 +145,9 @@ impl Payload {
             return Err(Misfit { member: "nonce", wants: "must be 32 lowercase hexadecimal digits" });
         }
         let list = fields.list("ops")?;
-        if list.is_empty() || list.len() > OPS_MAX {
-            return Err(Misfit { member: "ops", wants: "must be 1 to 1024 operations" });
-        }
+        check_count(list.len())?;
         let ops = list.iter().map(Op::from_json).collect::<Result<Vec<_>, _>>()?;
-        let mut keys: Vec<&Key> = ops.iter().map(|op| &op.key).filter(|_| ops.len() > 1).collect();
-        keys.sort();
-        if keys.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Err(Misfit { member: "ops", wants: "must name an item once" });
-        }
+        check_ops(&ops)?;
         let payload = Self {
             base_version: fields.whole("base_version")?,
             signers_version: fields.whole("signers_version")?,
@@ -167,7 +195,51 @@ impl Payload {
     }
 }
 
+fn check_count(ops: usize) -> Result<(), Misfit> {
+    if (1..=OPS_MAX).contains(&ops) {
+        Ok(())
+    } else {
+        Err(Misfit { member: "ops", wants: "must be 1 to 1024 operations" })
+    }
+}
+
+fn check_ops(ops: &[Op]) -> Result<(), Misfit> {
+    check_count(ops.len())?;
+    let mut keys: Vec<&Key> = ops.iter().map(|op| &op.key).filter(|_| ops.len() > 1).collect();
+    keys.sort();
+    if keys.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(Misfit { member: "ops", wants: "must name an item once" });
+    }
+    Ok(())
+}
+
 impl Op {
+    /// As [`Op::from_json`], from canonical bytes.
+    fn quick(cursor: &mut Cursor<'_>) -> Option<Self> {
+        cursor.literal("{")?;
+        let body = if cursor.eat(r#""body":"#) {
+            // It stands in the operation, the list and the payload.
+            let body = cursor.value(3)?;
+            cursor.literal(",")?;
+            Some(body)
+        } else {
+            None
+        };
+        cursor.literal(r#""id":"#)?;
+        let id = cursor.text()?;
+        cursor.literal(r#","kind":"#)?;
+        let kind = cursor.text()?;
+        let key = Key::new(&kind, &id).ok()?;
+        cursor.literal(if body.is_some() { r#","op":"put"}"# } else { r#","op":"delete"}"# })?;
+        match body {
+            Some((body, text)) => {
+                check_body(&key.kind, &body).ok()?;
+                Some(Self { key, body: Some(text.to_owned()) })
+            }
+            None => (!key.is_signers()).then_some(Self { key, body: None }),
+        }
+    }
+
     fn from_json(json: &Json<'_>) -> Result<Self, Misfit> {
         let mut fields = Fields::of(json, "op")?;
         let key = Key::new(fields.text("kind")?, fields.text("id")?)?;

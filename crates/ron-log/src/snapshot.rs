@@ -139,7 +139,8 @@ impl PruneManifest {
         Self::parse(&note.text).filter(|manifest| manifest.log == log.name).ok_or(NoteError::Malformed)
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    /// What a note's text says, whoever signed it.
+    pub fn parse(text: &str) -> Option<Self> {
         let [log, min_version, size, root, digest, pruned_at] = lines(text, PRUNE_HEADER)?;
         let (min_version, size) = (decimal(min_version)?, decimal(size)?);
         let (root, digest, pruned_at) = (hash(root)?, B3::parse(digest)?, decimal(pruned_at)?);

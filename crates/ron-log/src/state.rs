@@ -138,16 +138,12 @@ impl State {
 
     /// The conflict rule alone.
     pub fn check_conflict(&self, payload: &Payload, rule: ConflictRule) -> Result<(), CommitError> {
-        let touched = payload.ops.iter().filter_map(|op| self.last_changed(&op.key));
+        let touched = || payload.ops.iter().filter_map(|op| self.last_changed(&op.key)).max();
         let late = match rule {
             ConflictRule::Strict => payload.base_version != self.head.version,
-            ConflictRule::Touched => touched.max().is_some_and(|version| version > payload.base_version),
+            ConflictRule::Touched => is_late(payload.base_version, self.head, touched()),
         };
-        if late || payload.base_version > self.head.version {
-            Err(CommitError::ChainMismatch)
-        } else {
-            Ok(())
-        }
+        if late { Err(CommitError::ChainMismatch) } else { Ok(()) }
     }
 
     /// The entry a proposal becomes if it is committed now.
@@ -196,14 +192,17 @@ impl State {
         Ok(before)
     }
 
-    /// Goes on from an entry whatever is wrong with it, so that a verifier can name every fault.
-    pub(crate) fn advance(&mut self, head: Head, payload: Option<Payload>) {
+    /// Goes on from an entry whatever is wrong with it, so that a verifier can name every fault. Gives the
+    /// newest version of what it touches: to look that up apart would cost as much as all else here.
+    pub(crate) fn advance(&mut self, head: Head, payload: Option<Payload>) -> Option<u64> {
         self.head = head;
-        let Some(payload) = payload else { return };
+        let payload = payload?;
         self.put_signers(head.version, &payload);
-        for Op { key, body } in payload.ops {
-            self.items.insert(key, Held { version: head.version, body: body.map(Arc::from) });
-        }
+        let put = |Op { key, body }: Op| {
+            let held = Held { version: head.version, body: body.map(Arc::from) };
+            self.items.insert(key, held).map(|before| before.version)
+        };
+        payload.ops.into_iter().map(put).max().flatten()
     }
 
     fn put_signers(&mut self, version: u64, payload: &Payload) {
@@ -222,6 +221,11 @@ impl State {
         };
         payload.ops.iter().map(change).collect()
     }
+}
+
+/// Whether what is touched changed after a base version, or the base is of a head that is not there.
+pub(crate) fn is_late(base_version: u64, head: Head, touched: Option<u64>) -> bool {
+    touched.is_some_and(|version| version > base_version) || base_version > head.version
 }
 
 /// A payload that undoes the entry a state ends in, given what its items were before; it needs approval like

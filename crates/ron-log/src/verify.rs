@@ -8,7 +8,7 @@ mod fault;
 pub use fault::{Fault, FaultKind};
 
 use crate::approval::{ApprovalError, CheckedApproval};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, cosignatures};
 use crate::entry::{EntryRecord, entry_hash};
 use crate::hash::B3;
 use crate::note::{Note, NoteError, NoteKey};
@@ -16,7 +16,7 @@ use crate::payload::Payload;
 use crate::quorum::Judgement;
 use crate::roots::TrustRoots;
 use crate::snapshot::{PruneManifest, Snapshot};
-use crate::state::{ConflictRule, Head, State};
+use crate::state::{Head, State, is_late};
 use crate::tile::{TILE_WIDTH, Tile};
 use crate::tree::{Hash, Tree, leaf_hash};
 use std::collections::BTreeMap;
@@ -35,6 +35,10 @@ pub struct Verifier {
     roots: TrustRoots,
     /// Without it, checkpoints and snapshots are not believed.
     log: Option<NoteKey>,
+    /// Whose cosignatures are checked, and how many a checkpoint needs to count as witnessed.
+    witnesses: (Vec<NoteKey>, u64),
+    /// The size of the last checkpoint that is witnessed.
+    witnessed: u64,
     signatures: Signatures,
     /// None before the first entry.
     state: Option<State>,
@@ -43,6 +47,10 @@ pub struct Verifier {
     edge: BTreeMap<u8, Vec<u8>>,
     /// Roots that checkpoints give for sizes not reached yet.
     awaited: BTreeMap<u64, Hash>,
+    /// Size of the largest tree whose root the log signed.
+    signed: u64,
+    /// The leaves of entries below the first one kept that were shown all the same.
+    early: BTreeMap<u64, Hash>,
     /// The entry before was faulty, so that what follows from it is no fault of the next.
     suspect: bool,
     faults: Vec<Fault>,
@@ -53,11 +61,15 @@ impl Verifier {
         Self {
             roots,
             log,
+            witnesses: (Vec::new(), 0),
+            witnessed: 0,
             signatures,
             state: None,
             tree: Tree::default(),
             edge: BTreeMap::new(),
             awaited: BTreeMap::new(),
+            signed: 0,
+            early: BTreeMap::new(),
             suspect: false,
             faults: Vec::new(),
         }
@@ -78,6 +90,19 @@ impl Verifier {
         verifier
     }
 
+    /// Also checks cosignatures: a wrong one by any of these witnesses is a fault, and so it is if no checkpoint
+    /// has those of at least `quorum` of them.
+    #[must_use]
+    pub fn witnessed_by(mut self, witnesses: Vec<NoteKey>, quorum: u64) -> Self {
+        self.witnesses = (witnesses, quorum);
+        self
+    }
+
+    /// The size of the last checkpoint that enough of the witnesses cosigned; 0 if there was none.
+    pub fn witnessed(&self) -> u64 {
+        self.witnessed
+    }
+
     /// The version that must come next.
     pub fn next_version(&self) -> u64 {
         self.state.as_ref().map_or(0, |state| state.head().version + 1)
@@ -91,18 +116,40 @@ impl Verifier {
         &self.tree
     }
 
+    /// How many entries from the first on the log's key has signed for; those after have their approvals alone.
+    pub fn signed(&self) -> u64 {
+        self.signed
+    }
+
     /// What was found so far.
     pub fn faults(&self) -> &[Fault] {
         &self.faults
     }
 
-    pub(crate) fn fault(&mut self, version: u64, kind: FaultKind) {
+    /// Notes what is wrong; whoever reads the log may find more than can be seen here.
+    pub fn fault(&mut self, version: u64, kind: FaultKind) {
         self.faults.push(Fault { version, kind });
         self.suspect = true;
     }
 
+    /// An entry from below the first one kept, before the pruned leaves, which must have it. A change of the signer
+    /// set is shown so; who approved it is for a proof to say, which has the sets before it.
+    pub fn early_entry(&mut self, record: &[u8], payload: &[u8]) {
+        match EntryRecord::parse(record) {
+            Ok(parsed) if parsed.payload_b3 != B3::of(payload) => {
+                self.fault(parsed.version, FaultKind::PayloadHash);
+            }
+            Ok(parsed) => drop(self.early.insert(parsed.version, leaf_hash(record))),
+            Err(bad) => self.fault(0, FaultKind::Record(bad)),
+        }
+    }
+
     /// The hash of a pruned record, in order, before anything else; they count once a checkpoint covers them.
     pub fn pruned_leaf(&mut self, leaf: Hash) {
+        let version = self.tree.size();
+        if self.early.remove(&version).is_some_and(|shown| shown != leaf) {
+            self.fault(version, FaultKind::Leaf);
+        }
         self.leaf(leaf);
     }
 
@@ -145,8 +192,19 @@ impl Verifier {
 
     /// A checkpoint, before or when the tree has its size.
     pub fn checkpoint(&mut self, note: &[u8]) {
-        match self.log_key().and_then(|log| Ok(Checkpoint::verify(&Note::parse(note)?, log)?)) {
-            Ok(checkpoint) => self.expect_root(checkpoint.size, checkpoint.root),
+        let (witnesses, quorum) = &self.witnesses;
+        let checked = self.log_key().and_then(|log| {
+            let note = Note::parse(note)?;
+            let checkpoint = Checkpoint::verify(&note, log)?;
+            Ok((checkpoint, cosignatures(&note, witnesses)? >= *quorum))
+        });
+        match checked {
+            Ok((checkpoint, witnessed)) => {
+                if witnessed {
+                    self.witnessed = self.witnessed.max(checkpoint.size);
+                }
+                self.expect_root(checkpoint.size, checkpoint.root);
+            }
             Err(kind) => self.fault(self.next_version().saturating_sub(1), kind),
         }
     }
@@ -168,13 +226,19 @@ impl Verifier {
     fn expect_root(&mut self, size: u64, root: Hash) {
         let version = size.saturating_sub(1);
         if size == self.tree.size() {
-            if root != self.tree.root() {
-                self.fault(version, FaultKind::Root);
-            }
+            self.compare_root(root);
         } else if size < self.tree.size() {
             self.fault(version, FaultKind::LateCheckpoint);
         } else if self.awaited.insert(size, root).is_some_and(|other| other != root) {
             self.fault(version, FaultKind::Fork);
+        }
+    }
+
+    fn compare_root(&mut self, signed: Hash) {
+        if signed == self.tree.root() {
+            self.signed = self.tree.size();
+        } else {
+            self.fault(self.tree.size().saturating_sub(1), FaultKind::Root);
         }
     }
 
@@ -191,16 +255,21 @@ impl Verifier {
                 self.state = Some(State::genesis(&self.roots));
             }
             Some(mut state) => {
-                let version = state.head().version + 1;
+                let (before, version) = (state.head(), state.head().version + 1);
                 let parsed = Payload::parse_canonical(payload);
+                let mut base_version = None;
                 match (EntryRecord::parse(record), &parsed) {
                     (Ok(record), Ok(read)) => {
                         self.next_entry(&state, record, payload, read, suspected);
+                        base_version = Some(read.base_version);
                     }
                     (Err(bad), _) => self.fault(version, FaultKind::Record(bad)),
                     (_, Err(bad)) => self.fault(version, FaultKind::Payload(bad.clone())),
                 }
-                state.advance(Head { version, hash }, parsed.ok());
+                let touched = state.advance(Head { version, hash }, parsed.ok());
+                if base_version.is_some_and(|base| is_late(base, before, touched)) {
+                    self.fault(version, FaultKind::Conflict);
+                }
                 self.state = Some(state);
             }
         }
@@ -227,7 +296,6 @@ impl Verifier {
             (record.signers_version != payload.signers_version, FaultKind::Policy),
             (payload.signers_version != state.signers_version(), FaultKind::Policy),
             (record.committed_at > payload.expires_at, FaultKind::Expired),
-            (state.check_conflict(payload, ConflictRule::Touched).is_err(), FaultKind::Conflict),
         ];
         for (is_so, kind) in faults {
             if is_so {
@@ -282,15 +350,17 @@ impl Verifier {
         let edge = &mut self.edge;
         self.tree.append(leaf, |level, place, hash| {
             let tile = edge.entry(level).or_default();
+            // What was pruned fills tiles that nobody compares and clears.
+            if place % TILE_WIDTH == 0 {
+                tile.clear();
+            }
             // One that was begun before a resumption cannot be rebuilt.
             if tile.len() as u64 == place % TILE_WIDTH * 32 {
                 tile.extend_from_slice(hash);
             }
         });
-        if let Some(root) = self.awaited.remove(&self.tree.size())
-            && root != self.tree.root()
-        {
-            self.fault(self.tree.size() - 1, FaultKind::Root);
+        if let Some(root) = self.awaited.remove(&self.tree.size()) {
+            self.compare_root(root);
         }
     }
 
@@ -350,8 +420,14 @@ impl Verifier {
 
     /// Ends the check: what checkpoints promised must have come. Gives every fault.
     pub fn finish(mut self) -> Vec<Fault> {
+        for version in std::mem::take(&mut self.early).into_keys() {
+            self.fault(version, FaultKind::Leaf);
+        }
         for size in std::mem::take(&mut self.awaited).into_keys() {
             self.fault(size - 1, FaultKind::Truncated);
+        }
+        if self.witnesses.1 > 0 && self.witnessed == 0 {
+            self.fault(self.tree.size().saturating_sub(1), FaultKind::Unwitnessed);
         }
         self.faults
     }

@@ -495,6 +495,7 @@ class Log:
     def checkpoint(self, key, note):
         size, root = checkpoint(note, key)
         need(size <= len(self.leaves) and tree_root(self.leaves[:size]) == root, "another root")
+        return size
 
 
 @strict
@@ -516,16 +517,18 @@ def check_export(data, roots_b3, log_key=None):
     need(b3(frames[0][1]) == roots_b3, "other trust roots")
     log, key = Log(frames[0][1]), frames[1][1].decode()
     need(log_key in (None, key), "another log key")
-    held, promised = None, []
+    held, promised, early, signed = None, [], [], 0
     for kind, content in frames[2:]:
         if kind in "EN":
             held = content
+        elif kind == "P" and promised and not log.leaves:
+            early.append((held, content))
         elif kind == "P":
             log.entry(held, content)
         elif kind == "S":
             log.begin(key, held, content)
         elif kind == "C":
-            log.checkpoint(key, content)
+            signed = max(signed, log.checkpoint(key, content))
         elif kind == "M":
             promised.append(open_note(content, key).split("\n"))
         elif kind == "H":
@@ -536,6 +539,12 @@ def check_export(data, roots_b3, log_key=None):
         need(lines[0] == "ron.registry.prune/1" and lines[1] == log.roots["log"], "no manifest")
         size, root = int(lines[3]), b64(lines[4], 32)
         need(size <= len(log.leaves) and tree_root(log.leaves[:size]) == root, "another root")
+        signed = max(signed, size)
+    for record, payload in early:
+        version = parse_canonical(record)["version"]
+        need(version < len(log.leaves) and log.leaves[version] == leaf_hash(record), "no record of the tree")
+        need(parse_canonical(record)["payload_b3"] == b3(payload), "another payload")
+    need(signed == len(log.leaves), "entries that the log did not sign")
     return log
 
 

@@ -21,16 +21,17 @@ pub fn ron(args: &[&str], dir: &Path) -> Output {
 
 /// The same with these variables.
 pub fn ron_with(args: &[&str], dir: &Path, env: &[(&str, &str)]) -> Output {
+    command(args, dir).envs(env.iter().copied()).output().expect("the binary is built before the tests")
+}
+
+/// A command of `ron`, not started yet, with an environment free of `RON_` variables.
+pub fn command(args: &[&str], dir: &Path) -> Command {
     let mut command = Command::new(binary());
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("RON_")) {
         command.env_remove(name);
     }
+    command.args(args).current_dir(dir);
     command
-        .args(args)
-        .envs(env.iter().copied())
-        .current_dir(dir)
-        .output()
-        .expect("the binary is built before the tests")
 }
 
 /// An API key as `tenants[].keys` wants it.

@@ -1,6 +1,7 @@
 //! What can be typed.
 
 use crate::client::Target;
+use crate::registry::{self, Proposing, VerifyOptions};
 use clap::{Args, Parser, Subcommand};
 use ron_kernel::units::Span;
 use std::path::PathBuf;
@@ -25,7 +26,7 @@ pub(crate) enum Command {
     },
     /// Start the named services only.
     Run {
-        /// Which services: gateway.
+        /// Which services: gateway, edge, registry.
         #[arg(required = true, value_name = "SERVICE")]
         services: Vec<String>,
         #[command(flatten)]
@@ -42,7 +43,7 @@ pub(crate) enum Command {
     /// Ask the gateway of a running node.
     #[command(subcommand)]
     Gateway(GatewayCommand),
-    /// Make trust roots, sign proposals and verify what a registry gave away; works on files alone.
+    /// Look at a registry, change it, sign, verify, prove.
     #[command(subcommand)]
     Registry(RegistryCommand),
     /// Look at the configuration.
@@ -123,37 +124,220 @@ pub(crate) enum RegistryCommand {
         /// The file to make.
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
     },
-    /// Approve a proposal offline, and print the approval.
+    /// Approve a proposal offline: show what it changes, ask if somebody is there, and print the approval.
     Sign {
         /// The proposal's file, or its id (b3:…).
         #[arg(value_name = "ID|FILE")]
         proposal: String,
-        /// The signer's private key.
+        /// The signer's private Ed25519 key. What needs ML-DSA-44 too, or alone, is signed elsewhere.
         #[arg(long, value_name = "FILE")]
         key: PathBuf,
         /// The signer's name in the signer set.
         #[arg(long, value_name = "NAME")]
         signer: String,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
         /// Where to write the approval instead.
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
-    /// Check an export or a proof with nothing but files: 0 if it is good, else 1 and a line for each fault.
-    Verify {
-        /// An export.
-        #[arg(long, value_name = "FILE", conflicts_with = "proof")]
-        export: Option<PathBuf>,
-        /// A .tlog-proof file.
+    /// Watch logs: cosign each checkpoint that continues the last one, as C2SP tlog-witness says.
+    Witness(WitnessOptions),
+    /// Check a live node, a folder, an export or a proof: 0 if it is good, else 1 and a line for each fault.
+    Verify(Box<VerifyOptions>),
+    /// The last entry.
+    Head {
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// The items in force, those of a kind, or one.
+    Items {
+        kind: Option<String>,
+        id: Option<String>,
+        /// As they were after this version.
+        #[arg(long, value_name = "VERSION")]
+        at: Option<u64>,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// One entry: what it changed, and who approved it.
+    Get {
+        #[arg(id = "entry", value_name = "VERSION")]
+        version: u64,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Entries in order; the newest 20 if nothing else is said.
+    Log {
+        /// The first version.
+        #[arg(long, value_name = "VERSION")]
+        from: Option<u64>,
+        /// How many.
+        #[arg(long, value_name = "N")]
+        limit: Option<u64>,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Print each update as it comes; a broken connection goes on where it was.
+    Watch {
+        /// The first version; without it only what comes.
+        #[arg(long, value_name = "VERSION")]
+        from: Option<u64>,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Propose the changes of a file: a payload, or only its `ops`. Shows what would change, asks, prints the id.
+    Propose {
+        file: PathBuf,
+        #[command(flatten)]
+        proposing: Proposing,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Propose a new body, that of a JSON file, for one item.
+    Put {
+        kind: String,
+        id: String,
+        file: PathBuf,
+        #[command(flatten)]
+        proposing: Proposing,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Propose to delete one item.
+    Delete {
+        kind: String,
+        id: String,
+        #[command(flatten)]
+        proposing: Proposing,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Pending proposals, or what became of one.
+    Proposals {
+        id: Option<String>,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Approve a proposal: sign it here, having seen what it changes, or bring an approval signed elsewhere.
+    Approve {
+        id: String,
+        /// The signer's private Ed25519 key. What needs ML-DSA-44 too, or alone, is signed elsewhere and brought with
+        /// --approval.
+        #[arg(long, value_name = "FILE", requires = "signer", conflicts_with = "approval")]
+        key: Option<PathBuf>,
+        /// The signer's name in the signer set.
+        #[arg(long, value_name = "NAME", requires = "key")]
+        signer: Option<String>,
+        /// What `ron registry sign` printed.
         #[arg(long, value_name = "FILE")]
-        proof: Option<PathBuf>,
+        approval: Option<PathBuf>,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Withdraw a pending proposal.
+    Withdraw {
+        id: String,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Propose to undo what the last entry changed; shows it and prints the id.
+    Supersede {
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Commit an approved proposal, and print the entry it became.
+    Commit {
+        id: String,
+        /// Answer when it is durable, checkpointed, or witnessed:K.
+        #[arg(long, value_name = "WHEN")]
+        wait: Option<String>,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Write the file that proves one change to anybody, offline.
+    Proof {
+        #[arg(id = "entry", value_name = "VERSION")]
+        version: u64,
+        /// The file to write.
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// The trust roots; with them the proof is checked before it is written.
+        #[arg(long, value_name = "FILE")]
+        trust_roots: Option<PathBuf>,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Hold the node's history against checkpoints kept from before; if it has two histories, both signed notes prove it.
+    Evidence {
+        /// Checkpoints that were saved, such as by `curl URL/checkpoint`, or that another node or a witness saw.
+        #[arg(required = true, value_name = "CHECKPOINT")]
+        kept: Vec<PathBuf>,
+        /// Write the notes that contradict each other to a file.
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Fetch the whole registry as one verifiable file.
+    Export {
+        file: PathBuf,
+        /// Overwrite the file if it is there.
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        target: registry::Target,
+    },
+    /// Make a registry's folder of an export, once that is found good.
+    Import {
+        file: PathBuf,
+        /// The folder to make, as `registry.dir` will name it.
+        #[arg(long, value_name = "DIR")]
+        dir: PathBuf,
         /// The trust roots.
         #[arg(long, value_name = "FILE", default_value = "trust-roots.json")]
         trust_roots: PathBuf,
-        /// The log's key. Without it, an export's own is taken: then it is known to be whole, not whose it is.
+        /// The log's key. Without it that of a node.key beside the folder, else the export's own.
         #[arg(long, value_name = "ed25519:…")]
         log_key: Option<String>,
+        /// Take entries too that come after the last checkpoint: nothing shows that the log ever had them.
+        #[arg(long)]
+        unsigned: bool,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
     },
+}
+
+/// A witness, and whom it watches.
+#[derive(Debug, Args)]
+pub(crate) struct WitnessOptions {
+    /// Where to listen, by plain HTTP.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: std::net::SocketAddr,
+    /// The witness's private key.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: PathBuf,
+    /// The witness's name, under which logs know its key.
+    #[arg(long, value_name = "NAME", default_value = "ron.local/witness")]
+    pub(crate) name: String,
+    /// A log to watch: its verifier line, NAME+ID+KEY, as GET /registry/log-key gives it; may be given more than once.
+    #[arg(long = "log", value_name = "LINE")]
+    pub(crate) log: Vec<String>,
+    /// A file of such lines; it is read again when it changes.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) logs: Option<PathBuf>,
+    /// What the witness has cosigned. Whoever loses this file needs a new key.
+    #[arg(long, value_name = "FILE", default_value = "witness.state")]
+    pub(crate) state: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]

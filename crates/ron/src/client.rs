@@ -1,19 +1,19 @@
 //! Finding a running node, and asking its admin plane.
 
 use crate::Usage;
+use crate::http1::{self, Asked};
 use anyhow::Context as _;
 use clap::Args;
 use http::Uri;
 use ron::config::{Config, sources};
-use ron_kernel::config::attempt;
+use ron_kernel::config::{Problems, attempt};
 use ron_kernel::node::DataDir;
 use serde_json::Value;
-use std::io::{Read as _, Write as _};
-use std::net::{TcpStream, ToSocketAddrs as _};
+use std::io::{ErrorKind, Read as _};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A reload reads files and may wait for a slow disk.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest answer that is read.
@@ -53,6 +53,13 @@ pub(crate) struct Answer {
     pub(crate) body: Value,
 }
 
+/// What is said when nobody answers.
+pub(crate) fn no_answer(address: &str, known_from: &str) -> String {
+    format!(
+        "no node answers at {address} (known from {known_from}): start it with `ron up`, or name another with --url or --config"
+    )
+}
+
 /// What a node's files say.
 struct Files {
     admin: Option<(String, String)>,
@@ -73,7 +80,10 @@ impl Admin {
             None => files.token?.or_else(|| variable("RON_TOKEN")),
         };
         let (address, known_from) = match (&target.url, files.admin) {
-            (Some(url), _) => (address_of(url)?, "--url".to_owned()),
+            (Some(url), _) => (
+                address_of(url, "the admin listener's URL, such as http://127.0.0.1:9600")?,
+                "--url".to_owned(),
+            ),
             (None, Some(known)) => known,
             (None, None) => unreachable!("without --url the files were asked for an address"),
         };
@@ -82,39 +92,22 @@ impl Admin {
 
     /// One request, on a connection of its own.
     pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> anyhow::Result<Answer> {
-        let address = &self.address;
-        let silent = || {
-            format!(
-                "no node answers at {address} (known from {}): start it with `ron up`, or name another with --url or --config",
-                self.known_from
-            )
-        };
-        let resolved = address.to_socket_addrs().with_context(silent)?.next().with_context(silent)?;
-        let mut stream = TcpStream::connect_timeout(&resolved, CONNECT_TIMEOUT).with_context(silent)?;
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-        let token = self
-            .token
-            .as_ref()
-            .map_or_else(String::new, |token| format!("Authorization: Bearer {token}\r\n"));
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {address}\r\n{token}Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            body.len()
-        );
-        let broken = || format!("the node at {address} did not answer");
-        stream.write_all(request.as_bytes()).with_context(broken)?;
-        let mut raw = Vec::new();
-        let mut stream = stream.take(ANSWER_MAX);
-        let answer = loop {
-            let mut piece = [0; 16 << 10];
-            let read = stream.read(&mut piece).with_context(broken)?;
-            raw.extend_from_slice(&piece[..read]);
-            if let Some(answer) = parse(&raw) {
-                break answer;
-            }
-            anyhow::ensure!(read > 0, self.stranger());
-        };
-        self.check(answer)
+        let bearer = self.token.as_ref().map(|token| format!("Bearer {token}"));
+        let headers: Vec<_> = bearer.iter().map(|bearer| ("Authorization", bearer.as_str())).collect();
+        let asked =
+            Asked { method, path, headers: &headers, body: body.as_bytes(), silence_max: ANSWER_TIMEOUT };
+        let response = http1::ask(&self.address, &asked).map_err(|error| self.silent(error))?;
+        let (status, mut raw) = (response.status, Vec::new());
+        let read = response.body.take(ANSWER_MAX).read_to_end(&mut raw);
+        read.with_context(|| format!("the node at {} did not answer", self.address))?;
+        self.check(Answer { status, body: serde_json::from_slice(&raw).unwrap_or_default() })
+    }
+
+    fn silent(&self, error: std::io::Error) -> anyhow::Error {
+        if matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::UnexpectedEof) {
+            return anyhow::anyhow!(self.stranger());
+        }
+        anyhow::Error::from(error).context(no_answer(&self.address, &self.known_from))
     }
 
     fn stranger(&self) -> String {
@@ -145,6 +138,39 @@ impl Admin {
 impl Files {
     /// What the configuration and the files of its data folder say; an address only if it is needed.
     fn read(config: Option<&Path>, needs_address: bool) -> anyhow::Result<Files> {
+        let Found { config, data, problems } = Found::read(config)?;
+        let token_file = data.join(&config.admin.token_file);
+        let token = match std::fs::read_to_string(&token_file) {
+            Ok(text) => Ok(Some(text.trim().to_owned())),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(anyhow::anyhow!(
+                "cannot read the admin token in {}: {error}; become the user that the node runs as, or give --token T",
+                token_file.display()
+            )),
+        };
+        let admin = needs_address.then(|| {
+            let written = |addresses: &Value| addresses["admin"].as_str().map(str::to_owned);
+            address(&data, "admin", written, ("admin.listen", config.admin.listen))
+        });
+        let admin = match admin.transpose() {
+            Err(_unknown) if !problems.is_empty() => return Err(problems.into()),
+            admin => admin?,
+        };
+        Ok(Files { admin, token })
+    }
+}
+
+/// A node's configuration and its data folder.
+pub(crate) struct Found {
+    pub(crate) config: Config,
+    pub(crate) data: DataDir,
+    /// What is wrong with the file, which still says where the node is.
+    pub(crate) problems: Problems,
+}
+
+impl Found {
+    /// The node of a file, or that of `./ron-data`.
+    pub(crate) fn read(config: Option<&Path>) -> anyhow::Result<Found> {
         let mut all = sources(&[])?;
         let beside = Path::new("ron-data");
         match config {
@@ -161,34 +187,28 @@ impl Files {
         // A file with mistakes still says where the node is; that must be known most of all when something is wrong.
         let (loaded, problems) = attempt::<Config>(&all);
         let data = DataDir::of(&loaded.value.node, loaded.file.as_deref());
-        let token_file = data.join(&loaded.value.admin.token_file);
-        let token = match std::fs::read_to_string(&token_file) {
-            Ok(text) => Ok(Some(text.trim().to_owned())),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(anyhow::anyhow!(
-                "cannot read the admin token in {}: {error}; become the user that the node runs as, or give --token T",
-                token_file.display()
-            )),
-        };
-        let admin = match needs_address.then(|| admin_address(&data, &loaded.value)).transpose() {
-            Err(_unknown) if !problems.is_empty() => return Err(problems.into()),
-            admin => admin?,
-        };
-        Ok(Files { admin, token })
+        Ok(Found { config: loaded.value, data, problems })
     }
 }
 
-/// Where the node listens: as it wrote itself, or as configured if it keeps no files.
-fn admin_address(data: &DataDir, config: &Config) -> anyhow::Result<(String, String)> {
+/// Where a node listens: as it wrote itself, or as configured if it keeps no files.
+pub(crate) fn address(
+    data: &DataDir,
+    listener: &str,
+    known: impl Fn(&Value) -> Option<String>,
+    (key, configured): (&str, SocketAddr),
+) -> anyhow::Result<(String, String)> {
     let written = data.join("addresses.json");
     if let Ok(text) = std::fs::read_to_string(&written) {
         let addresses: Value = serde_json::from_str(&text).with_context(|| written.display().to_string())?;
-        let admin = addresses["admin"].as_str();
-        let admin = admin.with_context(|| format!("{} names no admin listener", written.display()))?;
-        return Ok((admin.to_owned(), written.display().to_string()));
+        let known = known(&addresses);
+        let known = known.with_context(|| {
+            format!("the node of {} runs no {listener}: start it with that service", written.display())
+        })?;
+        return Ok((known, written.display().to_string()));
     }
-    if config.admin.listen.port() != 0 {
-        return Ok((config.admin.listen.to_string(), "admin.listen".to_owned()));
+    if configured.port() != 0 {
+        return Ok((configured.to_string(), key.to_owned()));
     }
     anyhow::bail!(
         "no node runs in {}: there is no {}; start it with `ron up`, or name another with --url or --config",
@@ -197,23 +217,12 @@ fn admin_address(data: &DataDir, config: &Config) -> anyhow::Result<(String, Str
     )
 }
 
-fn address_of(url: &str) -> Result<String, Usage> {
-    let wrong =
-        || Usage(format!("--url {url}: expected the admin listener's URL, such as http://127.0.0.1:9600"));
+/// `host:port` of a plain URL; `such_as` is an example of one.
+pub(crate) fn address_of(url: &str, such_as: &str) -> Result<String, Usage> {
+    let wrong = || Usage(format!("--url {url}: expected {such_as}"));
     let uri: Uri = url.parse().map_err(|_bad| wrong())?;
     let plain = uri.scheme_str() == Some("http") && uri.path() == "/" && uri.query().is_none();
     let authority =
         uri.authority().filter(|authority| plain && !authority.as_str().contains('@')).ok_or_else(wrong)?;
     Ok(if authority.port().is_some() { authority.to_string() } else { format!("{authority}:80") })
-}
-
-/// A whole HTTP/1.1 answer, if it is one; a body that is no JSON is an empty one.
-fn parse(raw: &[u8]) -> Option<Answer> {
-    let end = raw.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
-    let head = std::str::from_utf8(&raw[..end]).ok()?.to_ascii_lowercase();
-    let status = head.strip_prefix("http/1.1 ")?.get(..3)?.parse().ok()?;
-    let length: usize =
-        head.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok())?;
-    let body = raw.get(end..)?.get(..length)?;
-    Some(Answer { status, body: serde_json::from_slice(body).unwrap_or_default() })
 }

@@ -1,11 +1,13 @@
-//! The whole file: `[node] [log] [admin] [gateway]`.
+//! The whole file: `[node] [log] [admin] [gateway] [edge] [registry]`.
 
 use ron_kernel::config::{Problems, Sources, Validate};
 use ron_kernel::node::{AdminSettings, DataDir, NodeSettings};
 use ron_kernel::observe::LogSettings;
 use ron_kernel::settings;
 use std::path::Path;
+use svc_edge::config::EdgeSettings;
 use svc_gateway::config::GatewaySettings;
+use svc_registry::config::RegistrySettings;
 
 settings! {
     /// Everything.
@@ -18,6 +20,10 @@ settings! {
         admin: AdminSettings = AdminSettings::default() => Hot;
         /// The gateway.
         gateway: GatewaySettings = GatewaySettings::default() => Hot;
+        /// The asset edge.
+        edge: EdgeSettings = EdgeSettings::default() => Hot;
+        /// The registry.
+        registry: RegistrySettings = RegistrySettings::default() => Hot;
     }
 }
 
@@ -27,7 +33,13 @@ impl Validate for Config {
         if let Some(tls) = &self.gateway.tls {
             tls.check(data.path(), "gateway.tls", problems);
         }
+        if let Some(tls) = &self.registry.tls {
+            tls.check(data.path(), "registry.tls", problems);
+        }
         self.gateway.validate_files(data.path(), problems);
+        if let Some(tls) = &self.edge.tls {
+            tls.check(data.path(), "edge.tls", problems);
+        }
         let log = &self.gateway.access_log;
         let folder = data.join(&log.file).parent().map(Path::to_owned).unwrap_or_default();
         if log.enabled && !log.file.is_empty() && file.is_some() && !folder.is_dir() {
@@ -41,8 +53,19 @@ impl Validate for Config {
         self.log.validate(problems);
         self.admin.validate(&self.node, problems);
         self.gateway.validate(problems);
-        if self.admin.listen == self.gateway.listen && self.admin.listen.port() != 0 {
-            problems.add("admin.listen", "is the gateway's address too: each needs its own");
+        self.registry.validate(self.node.danger_ok, self.node.amnesia, problems);
+        self.edge.validate(self.node.amnesia, problems);
+        let listeners = [
+            ("admin.listen", self.admin.listen),
+            ("gateway.listen", self.gateway.listen),
+            ("edge.listen", self.edge.listen),
+            ("registry.listen", self.registry.listen),
+        ];
+        for (index, (key, address)) in listeners.iter().enumerate() {
+            let mut others = listeners[index + 1..].iter();
+            if let Some((other, _)) = others.find(|(_, other)| other == address && address.port() != 0) {
+                problems.add(*key, format!("is the address of {other} too: each needs its own"));
+            }
         }
         if self.node.key_file == self.admin.token_file {
             problems.add("admin.token_file", "is the node's key file too: each needs its own");
@@ -62,7 +85,15 @@ impl Validate for Config {
 
 /// What keys were called in the design documents, and what they are called here.
 const RENAMED: &[(&str, &str)] = &[
+    ("edge.drain_deadline", "node.drain_deadline"),
+    ("edge.ingress.timeout_secs", "edge.ingress.timeout"),
     ("gateway.drain_deadline", "node.drain_deadline"),
+    ("registry.drain_deadline", "node.drain_deadline"),
+    ("registry.storage.checkpoint_interval", "registry.checkpoint.interval"),
+    ("registry.bus.channel_bound", "registry.channels.events"),
+    ("registry.read_timeout", "registry.limits.read_timeout"),
+    ("registry.write_timeout", "registry.limits.write_timeout"),
+    ("registry.idle_timeout", "registry.limits.idle_timeout"),
     ("gateway.drr.rate_limit_rps", "gateway.quotas.global_rps"),
     ("gateway.read_timeout_secs", "gateway.read_timeout"),
     ("gateway.read_timeout_ms", "gateway.read_timeout"),

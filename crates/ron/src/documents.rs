@@ -48,15 +48,29 @@ fn advice(reason: Reason) -> &'static str {
         Reason::Malformed | Reason::Expectation => "the client's to mend",
         Reason::Unauth | Reason::TokenInvalid => "give the client a key of a tenant (`tenants.keys`)",
         Reason::TokenExpired | Reason::TokenAudience => "give the client a new capability",
-        Reason::Forbidden => "over the Unix socket: add the user to `uds.allow_uids`",
+        Reason::Forbidden => {
+            "over the Unix socket: add the user to `uds.allow_uids`; else give the client a capability that allows it"
+        }
+        Reason::NotAllowed => "edge: store the object, or name an origin for it",
+        Reason::NotAcceptable | Reason::Precondition | Reason::InvalidRange | Reason::DigestSent => {
+            "the client's to mend"
+        }
+        Reason::RateLimit => "`ingress.rps_limit`",
+        Reason::DigestStored => {
+            "edge: store the object again, and look at the disk; `ron edge scrub` finds others"
+        }
+        Reason::Amnesia => "`cas.memory_bytes`",
+        Reason::NoRoom => "edge: make room on the disk, or raise `cas.max_bytes`",
         Reason::NoRoute | Reason::Host => {
             "add a route, or a host to one; `ron gateway explain` shows which is met"
         }
-        Reason::NotFound => "admin plane: no such path or service in this process",
+        Reason::NotFound => {
+            "edge: nothing is stored there; admin plane: no such path or service in this process"
+        }
         Reason::Method => "add the method to the route's `methods`",
         Reason::ReadTimeout => "`read_timeout`, if the clients are honest and slow",
         Reason::LengthRequired => "the client's to mend: HTTP/1.0 must state a body's length",
-        Reason::BodyCap => "`limits.max_body_bytes`, or the route's own",
+        Reason::BodyCap => "`limits.max_body_bytes`, or the route's own; edge: `cas.max_put_bytes`",
         Reason::DecodedCap => "`limits.decode_abs_cap_bytes`",
         Reason::DecodedRatio => "`limits.decode_ratio_max`; more likely an attack",
         Reason::Uri => "`limits.max_header_bytes`, of which a quarter is for the request line",
@@ -79,6 +93,33 @@ fn advice(reason: Reason) -> &'static str {
         Reason::NoUpstream => "look at the servers that fail their `health` checks",
         Reason::Shed => "more capacity, or longer deadlines",
         Reason::Deadline => "the route's `timeout`, or a faster upstream",
+        _ => registry_advice(reason),
+    }
+}
+
+/// The same for what only the registry refuses, or with the edge.
+fn registry_advice(reason: Reason) -> &'static str {
+    match reason {
+        Reason::ChainMismatch => "registry: look at the items anew and propose again",
+        Reason::DuplicateApproval => {
+            "registry: the first approval stands; withdraw the proposal to begin anew"
+        }
+        Reason::Pruned => "registry: begin from the checkpoint that the answer names",
+        Reason::InvalidSig => "registry: sign `payload_b3` of this very proposal with the signer's own key",
+        Reason::RevokedKey => "registry: somebody of `signers/main` must approve",
+        Reason::QuorumFailed => "registry: collect more approvals",
+        Reason::PolicyChanged => "registry: propose again under the new signer set",
+        Reason::Expired => "registry: propose again with a later end",
+        Reason::NotReady => "look at `/readyz`",
+        Reason::Storage => {
+            "registry: look at the disk; `/readyz` says whether it is full, failing or damaged"
+        }
+        Reason::Timeout => {
+            "edge: `ingress.timeout`, or a faster disk; registry: a faster disk, or longer deadlines"
+        }
+        Reason::CommitUnknown => {
+            "registry: ask for the proposal's `state` until it is decided; do not commit again blindly"
+        }
         _ => "see the reason's own words",
     }
 }
@@ -110,12 +151,28 @@ fn declared() -> Vec<Declared> {
             shutdown: "The kernel drains the services first and itself last, so that `/readyz` can be read to the end.",
         },
         Declared {
+            name: "edge",
+            channels: svc_edge::CHANNELS.to_vec(),
+            locks: svc_edge::LOCKS.to_vec(),
+            tasks: svc_edge::TASKS.into(),
+            shutdown: "Listeners close, idle connections end, answers and uploads in flight finish; the keeper goes on until no \
+                       request is left, so that whatever was acknowledged is durable and nothing else is.",
+        },
+        Declared {
             name: "gateway",
             channels: svc_gateway::CHANNELS.to_vec(),
             locks: svc_gateway::LOCKS.to_vec(),
             tasks: svc_gateway::TASKS.into(),
             shutdown: "Listeners close, idle connections end, requests in flight finish; at the deadline those without a \
                        response get 503 `draining`, the others are cut.",
+        },
+        Declared {
+            name: "registry",
+            channels: svc_registry::CHANNELS.to_vec(),
+            locks: svc_registry::LOCKS.to_vec(),
+            tasks: svc_registry::TASKS.into(),
+            shutdown: "Listeners close, streams end, requests in flight finish; the committer writes what is queued and ends when \
+                       nobody is left who could ask, or at the deadline with the batch it has begun.",
         },
     ]
 }

@@ -4,6 +4,7 @@ use crate::Usage;
 use crate::cli::GatewayCommand;
 use crate::client::{Admin, Answer, Target};
 use crate::commands::print;
+use crate::table::{aligned, list, pairs, row, text};
 use serde_json::{Map, Value, json};
 use std::process::ExitCode;
 
@@ -149,35 +150,4 @@ fn explained(body: &Value) -> String {
         out.push(("quota", format!("{name}: {rate} per second, {burst} at once")));
     }
     pairs(&out)
-}
-
-fn list(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
-}
-
-/// A value without the quotes of JSON.
-fn text(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
-}
-
-fn row<const N: usize>(words: [&str; N]) -> Vec<String> {
-    words.map(str::to_owned).into()
-}
-
-fn pairs(rows: &[(&str, String)]) -> String {
-    aligned(&rows.iter().map(|(name, value)| vec![(*name).to_owned(), value.clone()]).collect::<Vec<_>>())
-}
-
-/// Columns as wide as their widest cell.
-fn aligned(rows: &[Vec<String>]) -> String {
-    let width =
-        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-    let mut out = String::new();
-    for row in rows {
-        let cells =
-            row.iter().enumerate().map(|(column, cell)| format!("{cell:<0$}  ", width(column).unwrap_or(0)));
-        out += cells.collect::<String>().trim_end();
-        out.push('\n');
-    }
-    out
 }

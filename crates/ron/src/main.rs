@@ -4,7 +4,10 @@ mod cli;
 mod client;
 mod commands;
 mod gateway;
+mod http1;
 mod registry;
+mod table;
+mod witness;
 
 use clap::Parser as _;
 use ron_kernel::config::Problems;
@@ -39,8 +42,30 @@ fn main() -> ExitCode {
         Err(error) => {
             let token = matches!(error.downcast_ref(), Some(TokenError::NoScope | TokenError::Word(_)));
             let usage = token || error.is::<Problems>() || error.is::<Usage>();
-            eprintln!("ron: {error:#}");
+            eprintln!("ron: {}", said(&error));
             ExitCode::from(if usage { USAGE } else { 1 })
         }
+    }
+}
+
+/// An error and its causes; one that the error before tells already is not told twice.
+fn said(error: &anyhow::Error) -> String {
+    let mut out = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if out.is_empty() {
+            out = cause;
+        } else if !out.ends_with(&cause) {
+            out += &format!(": {cause}");
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_cause_that_was_told_is_not_told_twice() {
+        let error = anyhow::anyhow!("it is gone").context("the file: it is gone").context("no start");
+        assert_eq!(super::said(&error), "no start: the file: it is gone");
     }
 }

@@ -8,20 +8,23 @@ use ron_kernel::admin::{self, Admin, Version};
 use ron_kernel::config::{Loaded, Prepared, Problems, Sources, Store, attempt, load};
 use ron_kernel::http::{Server, bind_tcp, bind_unix};
 use ron_kernel::kernel::{Ending, KERNEL_EVENTS, KERNEL_SHUTDOWN, Kernel};
-use ron_kernel::key::{PrivateKey, check_private, write_private};
+use ron_kernel::key::{PrivateKey, PublicKey, check_private, write_private};
 use ron_kernel::node::{DataDir, OnFatal};
 use ron_kernel::observe::Logs;
 use ron_kernel::process::{self, Reloader};
+use ron_kernel::token::Verifier;
 use serde_json::{Map, Value, json};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
+use svc_edge::Edge;
 use svc_gateway::Gateway;
+use svc_registry::{Identity, Registry};
 
 /// The services there are.
-pub const SERVICES: [&str; 1] = ["gateway"];
+pub const SERVICES: [&str; 3] = ["gateway", "edge", "registry"];
 
 const VERSION: Version = Version {
     name: "ron",
@@ -98,10 +101,11 @@ impl Node {
             #[cfg(feature = "otlp")]
             tracer: ron_kernel::trace::Tracer::start(&own, &config.log.otlp),
         };
-        let running = match which {
-            Which::Enabled => config.gateway.enabled,
-            Which::Named(names) => names.iter().any(|name| name == "gateway"),
+        let runs = |name: &str, enabled: bool| match which {
+            Which::Enabled => enabled,
+            Which::Named(names) => names.iter().any(|named| named == name),
         };
+        let running = runs("gateway", config.gateway.enabled);
         let demo = matches!(which, Which::Enabled) && running && names_demo(&config) && !config.node.amnesia;
         if demo {
             let service = kernel.service("demo");
@@ -110,7 +114,24 @@ impl Node {
             service.ready();
         }
         let gateway = if running { Some(start_gateway(&kernel, &config, &data, &observed)?) } else { None };
-        let (reloader, store) = reloader(&own, sources, loaded, gateway.clone(), observed);
+        let edge = if runs("edge", config.edge.enabled) {
+            let (service, amnesia) = (kernel.service("edge"), config.node.amnesia);
+            let verifier = Verifier::new(&token_keys(&config, &key));
+            Some(Arc::new(Edge::build(&service, &config.edge, &data, amnesia, verifier)?))
+        } else {
+            None
+        };
+        let registry = if runs("registry", config.registry.enabled) {
+            let make_roots = matches!(which, Which::Enabled) || config.node.amnesia;
+            let (key, amnesia) = (key.clone(), config.node.amnesia);
+            let identity = Identity { token_keys: token_keys(&config, &key), key, amnesia, make_roots };
+            let service = kernel.service("registry");
+            Some(Arc::new(Registry::build(&service, &config.registry, &data, &identity)?))
+        } else {
+            None
+        };
+        let services = Services { gateway, edge, registry, key: key.clone() };
+        let (reloader, store) = reloader(&own, sources, loaded, services.clone(), observed);
         let bound = bind_tcp(config.admin.listen).context("admin")?;
         let mut addresses = json!({"pid": std::process::id(), "admin": bound.address()});
         let current = store.clone();
@@ -119,12 +140,7 @@ impl Node {
         Server::new(&own, handler, admin::limits()).listen(bound, None);
         process::start(&own, &reloader);
         own.ready();
-        if let Some(gateway) = &gateway {
-            let of =
-                gateway.addresses().iter().map(|(scheme, address)| ((*scheme).to_owned(), json!(address)));
-            addresses["gateway"] = Value::Object(of.collect::<Map<_, _>>());
-            gateway.ready();
-        }
+        services.ready(&mut addresses);
         announce(&config, &data, &addresses, &token)?;
         tracing::info!(node = %key.public(), addresses = addresses.to_string(), "ready");
         Ok(Node { kernel, addresses, token, store, data, demo, _lock: lock })
@@ -173,6 +189,66 @@ fn start_gateway(
     Ok(Arc::new(gateway))
 }
 
+/// The services that run.
+#[derive(Clone)]
+struct Services {
+    gateway: Option<Arc<Gateway>>,
+    edge: Option<Arc<Edge>>,
+    registry: Option<Arc<Registry>>,
+    key: PrivateKey,
+}
+
+impl Services {
+    /// Says that each is ready, and where it listens.
+    fn ready(&self, addresses: &mut Value) {
+        let listed = |of: &[(&'static str, String)]| {
+            let of = of.iter().map(|(scheme, address)| ((*scheme).to_owned(), json!(address)));
+            Value::Object(of.collect::<Map<_, _>>())
+        };
+        if let Some(gateway) = &self.gateway {
+            addresses["gateway"] = listed(gateway.addresses());
+            gateway.ready();
+        }
+        if let Some(edge) = &self.edge {
+            addresses["edge"] = listed(edge.addresses());
+            edge.ready();
+        }
+        if let Some(registry) = &self.registry {
+            addresses["registry"] = listed(registry.addresses());
+            registry.ready();
+        }
+    }
+
+    /// Has each service read what the new configuration needs.
+    fn prepare(&self, newer: &Loaded<Config>) -> Result<Vec<Prepared>, Problems> {
+        let (config, mut swaps) = (&newer.value, Vec::new());
+        let failed = |key: &str, error: String| {
+            let mut problems = newer.problems();
+            problems.add(key, error);
+            problems
+        };
+        if let Some(gateway) = &self.gateway {
+            let swap = gateway.prepare(&config.gateway);
+            swaps.push(swap.map_err(|error| failed("gateway", error.to_string()))?);
+        }
+        if let Some(edge) = &self.edge {
+            let swap = edge.prepare(&config.edge, Verifier::new(&token_keys(config, &self.key)));
+            swaps.push(swap.map_err(|error| failed("edge", error.to_string()))?);
+        }
+        if let Some(registry) = &self.registry {
+            let swap = registry.prepare(&config.registry, &token_keys(config, &self.key));
+            swaps.push(swap.map_err(|error| failed("registry", error.to_string()))?);
+        }
+        Ok(swaps)
+    }
+}
+
+/// Whose capabilities are believed: those configured, else the node's own key.
+fn token_keys(config: &Config, key: &PrivateKey) -> Vec<PublicKey> {
+    let given: Vec<PublicKey> = config.node.token_keys.iter().filter_map(|text| text.parse().ok()).collect();
+    if given.is_empty() { vec![key.public()] } else { given }
+}
+
 /// What of logs and traces a reload can change.
 #[derive(Clone)]
 struct Observed {
@@ -186,7 +262,7 @@ fn reloader(
     own: &ron_kernel::kernel::Service,
     sources: Sources,
     loaded: Loaded<Config>,
-    gateway: Option<Arc<Gateway>>,
+    services: Services,
     observed: Observed,
 ) -> (Arc<Reloader>, Arc<Store<Config>>) {
     let file: Option<PathBuf> = sources.file.as_ref().map(|(path, _)| path.clone());
@@ -197,24 +273,17 @@ fn reloader(
         }
         Ok(attempt::<Config>(&sources))
     };
-    let kernel = own.kernel().clone();
+    let (kernel, registry) = (own.kernel().clone(), services.registry.clone());
     let prepare = move |newer: &Loaded<Config>| -> Result<Prepared, Problems> {
         let config = newer.value.clone();
-        let services = match &gateway {
-            Some(gateway) => Some(gateway.prepare(&config.gateway).map_err(|error| {
-                let mut problems = newer.problems();
-                problems.add("gateway", error.to_string());
-                problems
-            })?),
-            None => None,
-        };
+        let swaps = services.prepare(newer)?;
         let (observed, kernel) = (observed.clone(), kernel.clone());
         Ok(Box::new(move || {
             observed.logs.apply(&config.log);
             #[cfg(feature = "otlp")]
             observed.tracer.set_collector(&config.log.otlp);
             kernel.set_exit_on_fatal(config.node.on_fatal == OnFatal::Exit);
-            if let Some(swap) = services {
+            for swap in swaps {
                 swap();
             }
         }))
@@ -224,9 +293,16 @@ fn reloader(
     let files = move || {
         let current = watching.current();
         let data = data_dir(&current);
-        current.file.iter().cloned().chain(current.value.gateway.files(data.path())).collect()
+        let files = current.value.gateway.files(data.path());
+        let files = files.into_iter().chain(current.value.edge.files(data.path()));
+        let files = files.chain(current.value.registry.files(data.path()));
+        current.file.iter().cloned().chain(files).collect()
     };
-    (Reloader::new(own, move || reloading.reload(), files), store)
+    let reload = move || {
+        let refused = |_: &Problems| registry.iter().for_each(|registry| registry.keep_configuration());
+        reloading.reload().inspect_err(refused)
+    };
+    (Reloader::new(own, reload, files), store)
 }
 
 fn names_demo(config: &Config) -> bool {
@@ -304,6 +380,7 @@ fn announce(config: &Config, data: &DataDir, addresses: &Value, token: &str) -> 
 /// What a newcomer sees.
 fn greet(addresses: &Value, demo: bool, data: &DataDir) {
     let admin = addresses["admin"].as_str().unwrap_or_default();
+    let mut tries = String::new();
     let mut text = format!(
         "\nron is ready. Everything it keeps is in {}.\n\n  admin    http://{admin}\n",
         data.path().display()
@@ -313,11 +390,18 @@ fn greet(addresses: &Value, demo: bool, data: &DataDir) {
         if let Some(https) = addresses["gateway"]["https"].as_str() {
             text += &format!("           https://{https}\n");
         }
-        text += "\nTry:\n";
         if demo {
-            text += &format!("  curl http://{gateway}/hello\n  curl -d 'some text' http://{gateway}/echo\n");
+            tries += &format!("  curl http://{gateway}/hello\n");
         }
     }
+    if let Some(edge) = addresses["edge"]["http"].as_str() {
+        text += &format!("  edge     http://{edge}\n");
+    }
+    if let Some(registry) = addresses["registry"]["http"].as_str() {
+        text += &format!("  registry http://{registry}\n");
+        tries += &format!("  curl http://{registry}/registry/head\n");
+    }
+    text += &format!("\nTry:\n{tries}");
     text += &format!("  curl http://{admin}/readyz\n\nCtrl-C stops it.\n");
     let _ = writeln!(std::io::stdout(), "{text}");
 }

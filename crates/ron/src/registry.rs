@@ -1,49 +1,81 @@
-//! `ron registry …`: what signers and auditors do with files alone.
+//! `ron registry …`: what signers, auditors and operators do, with files alone or with a node.
+
+mod archive;
+mod change;
+mod look;
+mod node;
+mod progress;
+mod proof;
+mod verify;
+
+pub(crate) use change::Proposing;
+pub(crate) use node::Target;
+pub(crate) use verify::Options as VerifyOptions;
 
 use crate::Usage;
 use crate::cli::RegistryCommand;
 use crate::commands::print;
 use anyhow::Context as _;
+use change::Change;
+use node::Registry;
 use ron_kernel::key::PrivateKey;
-use ron_log::export::ExportVerifier;
 use ron_log::key::PublicKey;
-use ron_log::note::NoteKey;
-use ron_log::proof::ProofFile;
-use ron_log::verify::Signatures;
 use ron_log::{Approval, B3, Proposal, Role, Signer, SignerSet, TrustRoots};
-use std::io::Read as _;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 pub(crate) fn run(command: RegistryCommand) -> anyhow::Result<ExitCode> {
+    use RegistryCommand as C;
     match command {
-        RegistryCommand::Genesis { log, threshold, signer, out } => genesis(log, threshold, &signer, &out),
-        RegistryCommand::Sign { proposal, key, signer, out } => {
-            sign(&proposal, &key, &signer, out.as_deref())
+        C::Genesis { log, threshold, signer, out, json } => genesis(log, threshold, &signer, &out, json),
+        C::Sign { proposal, key, signer, out, yes } => sign(&proposal, (&key, &signer), out.as_deref(), yes),
+        C::Witness(options) => crate::witness::run(options),
+        C::Verify(options) => verify::run(&options),
+        C::Import { file, dir, trust_roots, log_key, unsigned, json } => {
+            archive::import(&file, &dir, &trust_roots, log_key.as_deref(), (unsigned, json))
         }
-        RegistryCommand::Verify { export, proof, trust_roots, log_key } => {
-            let bytes = std::fs::read(&trust_roots)
-                .with_context(|| format!("{} cannot be read", trust_roots.display()))?;
-            let roots = TrustRoots::parse(&bytes)
-                .with_context(|| format!("{} holds no trust roots", trust_roots.display()))?;
-            let log = log_key.map(|text| note_key(&roots, &text)).transpose()?;
-            match (export, proof) {
-                (Some(file), None) => verify_export(&file, &roots, log),
-                (None, Some(file)) => {
-                    let log = log.ok_or_else(|| {
-                        Usage("--proof needs --log-key: the log's own key is what makes it one".to_owned())
-                    })?;
-                    verify_proof(&file, &roots, &log)
-                }
-                _ => Err(Usage("say what to verify: --export FILE or --proof FILE".to_owned()).into()),
-            }
+        C::Head { target } => look::head(&Registry::find(&target)?),
+        C::Items { kind, id, at, target } => {
+            look::items(&Registry::find(&target)?, kind.as_deref(), id.as_deref(), at)
         }
+        C::Get { version, target } => look::get(&Registry::find(&target)?, version),
+        C::Log { from, limit, target } => look::log(&Registry::find(&target)?, from, limit),
+        C::Watch { from, target } => look::watch(&Registry::find(&target)?, from),
+        C::Proposals { id, target } => look::proposals(&Registry::find(&target)?, id.as_deref()),
+        C::Propose { file, proposing, target } => {
+            change::propose(&Registry::find(&target)?, &Change::File(&file), &proposing)
+        }
+        C::Put { kind, id, file, proposing, target } => {
+            change::propose(&Registry::find(&target)?, &Change::Put(&kind, &id, &file), &proposing)
+        }
+        C::Delete { kind, id, proposing, target } => {
+            change::propose(&Registry::find(&target)?, &Change::Delete(&kind, &id), &proposing)
+        }
+        C::Approve { id, key, signer, approval, yes, target } => {
+            let key = key.as_deref().zip(signer.as_deref());
+            change::approve(&Registry::find(&target)?, &id, key, approval.as_deref(), yes)
+        }
+        C::Withdraw { id, target } => change::withdraw(&Registry::find(&target)?, &id),
+        C::Supersede { target } => change::supersede(&Registry::find(&target)?),
+        C::Commit { id, wait, target } => change::commit(&Registry::find(&target)?, &id, wait.as_deref()),
+        C::Proof { version, out, trust_roots, target } => {
+            proof::proof(&Registry::find(&target)?, version, &out, trust_roots.as_deref())
+        }
+        C::Evidence { kept, out, target } => {
+            proof::evidence(&Registry::find(&target)?, &kept, out.as_deref())
+        }
+        C::Export { file, force, target } => archive::export(&Registry::find(&target)?, &file, force),
     }
 }
 
 /// Makes the trust roots and prints what pins them.
-fn genesis(log: String, threshold: u64, signers: &[String], out: &Path) -> anyhow::Result<ExitCode> {
+fn genesis(
+    log: String,
+    threshold: u64,
+    signers: &[String],
+    out: &Path,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
     let signers = signers.iter().map(|text| signer(text)).collect::<Result<Vec<_>, _>>()?;
     let signers = SignerSet::new(threshold, false, signers).map_err(|misfit| Usage(misfit.to_string()))?;
     let text = TrustRoots { log, signers }.canonical();
@@ -56,7 +88,12 @@ fn genesis(log: String, threshold: u64, signers: &[String], out: &Path) -> anyho
         .with_context(|| format!("{} cannot be made", out.display()))?;
     std::io::Write::write_all(&mut file, (text + "\n").as_bytes())
         .with_context(|| format!("{} cannot be written", out.display()))?;
-    print(&roots.b3().to_string())
+    let pin = roots.b3().to_string();
+    if json {
+        let file = out.display().to_string();
+        return print(&serde_json::json!({"trust_roots_b3": pin, "file": file}).to_string());
+    }
+    print(&pin)
 }
 
 /// `NAME=ed25519:…`, or two keys with a comma for a hybrid signer; it may do everything.
@@ -74,19 +111,27 @@ fn signer(text: &str) -> Result<Signer, Usage> {
 }
 
 /// Signs a proposal, given as its file or its id, and prints the approval.
-fn sign(proposal: &str, key: &Path, signer: &str, out: Option<&Path>) -> anyhow::Result<ExitCode> {
+fn sign(
+    proposal: &str,
+    (key, signer): (&Path, &str),
+    out: Option<&Path>,
+    yes: bool,
+) -> anyhow::Result<ExitCode> {
     let payload_b3 = match B3::parse(proposal) {
-        Some(id) => id,
+        Some(id) => {
+            eprintln!("{id} is all that is known of it: its file would show what it changes");
+            id
+        }
         None => {
             let bytes = std::fs::read(proposal)
                 .with_context(|| format!("{proposal} is neither an id (b3:…) nor a file that can be read"))?;
-            Proposal::parse(&bytes).with_context(|| format!("{proposal} is no proposal"))?.b3()
+            let parsed = Proposal::parse(&bytes).with_context(|| format!("{proposal} is no proposal"))?;
+            eprint!("{}", change::described(parsed.payload()) + &change::operations(parsed.payload())?);
+            parsed.b3()
         }
     };
-    let key = ed25519_dalek::SigningKey::from_bytes(&PrivateKey::read(key)?.seed());
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let approval = Approval::sign(signer, &key, payload_b3, u64::try_from(now.as_millis())?).canonical();
-    Approval::parse(approval.as_bytes()).map_err(|error| Usage(format!("--signer {signer}: {error}")))?;
+    change::may_sign(yes)?;
+    let approval = signed(payload_b3, key, signer)?;
     match out {
         None => print(&approval),
         Some(out) => {
@@ -97,49 +142,10 @@ fn sign(proposal: &str, key: &Path, signer: &str, out: Option<&Path>) -> anyhow:
     }
 }
 
-fn note_key(roots: &TrustRoots, text: &str) -> Result<NoteKey, Usage> {
-    match PublicKey::parse(text) {
-        Ok(PublicKey::Ed25519(key)) => Ok(NoteKey::ed25519(&roots.log, key)),
-        _ => Err(Usage(format!("--log-key {text}: expected ed25519:… as the node prints it"))),
-    }
-}
-
-/// Checks a whole export as it is read; one line for each fault.
-fn verify_export(file: &Path, roots: &TrustRoots, log: Option<NoteKey>) -> anyhow::Result<ExitCode> {
-    let mut input =
-        std::fs::File::open(file).with_context(|| format!("{} cannot be read", file.display()))?;
-    let mut verifier = ExportVerifier::new(roots.b3(), log, Signatures::Check);
-    let mut piece = vec![0; 1 << 20];
-    loop {
-        match input.read(&mut piece).with_context(|| format!("{} cannot be read", file.display()))? {
-            0 => break,
-            read => verifier.push(&piece[..read]),
-        }
-    }
-    let versions = verifier.verifier().map_or(0, ron_log::verify::Verifier::next_version);
-    let faults = verifier.finish();
-    if faults.is_empty() {
-        return print(&format!("good: {versions} entries, whole and approved"));
-    }
-    for fault in &faults {
-        print(&fault.to_string())?;
-    }
-    Ok(ExitCode::FAILURE)
-}
-
-fn verify_proof(file: &Path, roots: &TrustRoots, log: &NoteKey) -> anyhow::Result<ExitCode> {
-    let bytes = std::fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
-    let checked = ProofFile::parse(&bytes).and_then(|proof| {
-        let version = proof.subject.entry.record().version;
-        proof.verify(roots, log, &[], 0).map(|checkpoint| (version, checkpoint))
-    });
-    match checked {
-        Ok((version, checkpoint)) => {
-            print(&format!("good: version {version} is in {} at size {}", checkpoint.origin, checkpoint.size))
-        }
-        Err(error) => {
-            print(&error.to_string())?;
-            Ok(ExitCode::FAILURE)
-        }
-    }
+/// An approval with the key of a file, as it is sent.
+fn signed(payload_b3: B3, key: &Path, signer: &str) -> anyhow::Result<String> {
+    let key = ed25519_dalek::SigningKey::from_bytes(&PrivateKey::read(key)?.seed());
+    let approval = Approval::sign(signer, &key, payload_b3, change::now()?).canonical();
+    Approval::parse(approval.as_bytes()).map_err(|error| Usage(format!("--signer {signer}: {error}")))?;
+    Ok(approval)
 }

@@ -1,4 +1,4 @@
-//! The origin and the proxies in front of it.
+//! The origin and the proxies in front of it; the registry and etcd.
 
 use super::process::{CLIENT_CORE, PROXY_CORE, pin};
 use ron_testkit::{Node, api_key};
@@ -144,6 +144,54 @@ pub(crate) fn ron(binary: &Path, dir: &Path, origin: &str, tenants: &str) -> Ser
         https: node.address("gateway", "https"),
         _running: Running::Node { _node: Box::new(node) },
     }
+}
+
+/// A registry that flushes each commit, with limits that no load of ours reaches.
+pub(crate) fn registry(bench: &super::Bench, name: &'static str, roots: &str) -> Server {
+    let file = bench.dir.join(format!("{}.json", name.replace(' ', "-")));
+    std::fs::write(&file, roots).expect("the folder is ours");
+    let config = format!(
+        "[node]\nworker_threads = 1\n[admin]\nlisten = \"127.0.0.1:0\"\n\
+         [registry]\nlisten = \"127.0.0.1:0\"\nauth = \"open\"\ntrust_roots = \"{}\"\n\
+         [registry.limits]\ninflight = 4096\nmax_conns = 8192\nmax_conns_per_ip = 8192\n\
+         [registry.channels]\nproposals = 4096\n[registry.stream]\nmax_clients = 4096\n",
+        file.display()
+    );
+    let node = Node::start_binary(&bench.binary, &["registry"], &config);
+    pin(node.pid(), PROXY_CORE);
+    Server {
+        name,
+        pid: node.pid(),
+        http: node.address("registry", "http"),
+        https: String::new(),
+        _running: Running::Node { _node: Box::new(node) },
+    }
+}
+
+/// etcd alone, as it is installed: it flushes before it answers.
+pub(crate) fn etcd(dir: &Path) -> Option<Server> {
+    let (http, peer) = (free_address(), free_address());
+    let data = tempfile::tempdir_in(dir).ok()?.keep();
+    let mut command = Command::new("taskset");
+    command.args(["-c", PROXY_CORE, "etcd", "--log-level", "error", "--data-dir"]).arg(data);
+    for (flag, address) in
+        [("--listen-client-urls", &http), ("--advertise-client-urls", &http), ("--listen-peer-urls", &peer)]
+    {
+        command.args([flag, &format!("http://{address}")]);
+    }
+    let server = started("etcd", command, http, String::new())?;
+    // It accepts before it has a leader.
+    let begun = Instant::now();
+    let put = br#"{"key":"AAAA","value":"AAAA"}"#;
+    while !ron_testkit::request(&server.http, "POST", "/v3/kv/put", &[], put).is_ok_and(|it| it.status == 200)
+    {
+        if begun.elapsed() > Duration::from_secs(10) {
+            println!("etcd does not answer");
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Some(server)
 }
 
 /// A tenant with a rate of its own; the highest if none is given.

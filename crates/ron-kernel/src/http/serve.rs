@@ -59,6 +59,10 @@ pub const fn server_tasks(service: &'static str) -> [TaskSpec; 3] {
     ]
 }
 
+/// An extension of a response whose client may take nothing for longer than `write_timeout` allows; over HTTP/1.1.
+#[derive(Clone, Copy, Debug)]
+pub struct WritePatience(pub Duration);
+
 /// What answers requests.
 pub trait Handler: Send + Sync + 'static {
     /// Answers one request. A panic is answered 500; a drop means that the client left.

@@ -15,7 +15,7 @@ pub struct JsonError {
 pub(super) fn document(bytes: &[u8], canonical: bool) -> Result<Json<'_>, JsonError> {
     let text =
         std::str::from_utf8(bytes).map_err(|bad| JsonError { at: bad.valid_up_to(), what: "not UTF-8" })?;
-    let mut reader = Reader { text, bytes, at: 0, canonical };
+    let mut reader = Reader::new(text, canonical);
     let value = reader.value(0)?;
     reader.space();
     if reader.at == bytes.len() { Ok(value) } else { Err(reader.bad("more follows the value")) }
@@ -31,14 +31,18 @@ pub(super) fn order(a: &str, b: &str) -> Ordering {
     }
 }
 
-struct Reader<'a> {
-    text: &'a str,
-    bytes: &'a [u8],
-    at: usize,
+pub(super) struct Reader<'a> {
+    pub(super) text: &'a str,
+    pub(super) bytes: &'a [u8],
+    pub(super) at: usize,
     canonical: bool,
 }
 
 impl<'a> Reader<'a> {
+    pub(super) fn new(text: &'a str, canonical: bool) -> Self {
+        Self { text, bytes: text.as_bytes(), at: 0, canonical }
+    }
+
     fn bad(&self, what: &'static str) -> JsonError {
         JsonError { at: self.at, what }
     }
@@ -65,7 +69,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn value(&mut self, depth: usize) -> Result<Json<'a>, JsonError> {
+    pub(super) fn value(&mut self, depth: usize) -> Result<Json<'a>, JsonError> {
         if depth == DEPTH_MAX {
             return Err(self.bad("nested too deeply"));
         }
@@ -148,7 +152,7 @@ impl<'a> Reader<'a> {
         Ok(Json::Object(members))
     }
 
-    fn string(&mut self) -> Result<Cow<'a, str>, JsonError> {
+    pub(super) fn string(&mut self) -> Result<Cow<'a, str>, JsonError> {
         self.at += 1;
         let start = self.at;
         let end = self.run()?;

@@ -2,6 +2,7 @@
 
 use crate::approval::ApprovalError;
 use crate::entry::EntryError;
+use crate::hash::B3;
 use crate::note::NoteError;
 use crate::payload::PayloadError;
 use crate::snapshot::StateError;
@@ -54,12 +55,24 @@ pub enum FaultKind {
     LateCheckpoint,
     #[error("a checkpoint covers this version, which is not there")]
     Truncated,
+    #[error("no checkpoint is cosigned by enough of the given witnesses")]
+    Unwitnessed,
+    #[error("from here on no checkpoint of the log's key covers the entries")]
+    Unsigned,
     #[error("the snapshot's state: {0}")]
     State(StateError),
     #[error("the snapshot is not the state at its version")]
     SnapshotState,
     #[error("the snapshot is not of the version before the first entry kept")]
     SnapshotVersion,
+    #[error("the log is said to begin here, and no prune manifest says so")]
+    Manifest,
+    #[error("the record is not the one of the tree")]
+    Leaf,
+    #[error("HEAD names another entry")]
+    Head,
+    #[error("the pending proposal {0} is not what was proposed")]
+    Pending(B3),
     #[error("the export: {0}")]
     Export(&'static str),
 }

@@ -5,6 +5,7 @@ mod fixture;
 mod notes;
 mod proof_file;
 mod properties;
+mod quick;
 mod quorum;
 mod tree;
 mod vectors;

@@ -1,7 +1,7 @@
 //! What the log and its witnesses sign.
 
 use crate::fixture::{key, log_key, log_note_key, log_of, roots};
-use ron_log::checkpoint::{AddCheckpoint, cosign, cosignatures};
+use ron_log::checkpoint::{AddCheckpoint, cosign, cosignature, cosignatures};
 use ron_log::note::{NoteError, signature_lines};
 use ron_log::snapshot::PruneDigest;
 use ron_log::tree::consistency;
@@ -104,4 +104,21 @@ fn a_prune_manifest_says_what_went_and_what_covers_it() {
     assert!(Snapshot::verify(&note, &log_note_key()).is_err());
     let beyond = PruneManifest { min_version: 7, ..manifest };
     assert!(PruneManifest::verify(&beyond.sign(&log_key()), &log_note_key()).is_err(), "not covered");
+}
+
+#[test]
+fn of_a_witness_s_answer_only_its_own_good_line_is_taken() {
+    let (log, _) = log_of(3);
+    let note = log.checkpoint().sign(&log_key());
+    let witness = NoteKey::cosignature("witness.example/w", key(50).verifying_key());
+    let good = cosign(&note.text, "witness.example/w", &key(50), 1_700_000_000);
+    let stranger = cosign(&note.text, "witness.example/x", &key(51), 1_700_000_000);
+    let impostor = cosign(&note.text, "witness.example/w", &key(51), 1_700_000_000);
+    let other = cosign(&log.checkpoint().text().replace("\n4\n", "\n5\n"), "witness.example/w", &key(50), 1);
+    let mut spoiled = note.signatures[0].clone();
+    spoiled.bytes[0] ^= 1;
+    let lines = [stranger, impostor, other, spoiled];
+    assert_eq!(cosignature(&note.text, &lines, &witness), None);
+    let lines = [&lines[..], std::slice::from_ref(&good)].concat();
+    assert_eq!(cosignature(&note.text, &lines, &witness), Some(good));
 }

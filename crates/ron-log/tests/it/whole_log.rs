@@ -1,11 +1,12 @@
 //! A whole log is checked, in pieces or at once, and whatever was changed in it is named.
 
-use crate::fixture::{Log, log_key, log_note_key, log_of, roots};
-use ron_log::export::{ExportVerifier, ExportWriter, FrameKind};
+use crate::fixture::{Log, key, log_key, log_note_key, log_of, roots};
+use ron_log::checkpoint::cosign;
+use ron_log::export::{ExportReader, ExportVerifier, ExportWriter, FrameKind};
 use ron_log::snapshot::PruneDigest;
 use ron_log::tile::Tile;
 use ron_log::tree::leaf_hash;
-use ron_log::{B3, Fault, FaultKind, PruneManifest, Signatures, Snapshot, State, Tree, Verifier};
+use ron_log::{B3, Fault, FaultKind, NoteKey, PruneManifest, Signatures, Snapshot, State, Tree, Verifier};
 use std::convert::Infallible;
 use std::ops::ControlFlow;
 
@@ -186,8 +187,13 @@ pub(crate) fn export(log: &Log, min: usize) -> Vec<u8> {
         let bytes = state.canonical();
         let ron_log::Head { version, hash } = state.head();
         let snapshot = Snapshot { log: log_name, version, hash, state_b3: B3::of(bytes.as_bytes()) };
+        out.extend(writer.frame(FrameKind::PruneManifest, manifest.sign(&log_key()).to_string().as_bytes()));
+        // Every fourth change is one of the signer set.
+        for (entry, proposal) in log.changes[..min].iter().skip(4).step_by(4) {
+            out.extend(writer.frame(FrameKind::Record, entry.bytes()));
+            out.extend(writer.frame(FrameKind::Payload, proposal.bytes()));
+        }
         for (kind, content) in [
-            (FrameKind::PruneManifest, manifest.sign(&log_key()).to_string().into_bytes()),
             (FrameKind::PrunedLeaves, leaves),
             (FrameKind::SnapshotNote, snapshot.sign(&log_key()).to_string().into_bytes()),
             (FrameKind::SnapshotState, bytes.into_bytes()),
@@ -201,7 +207,7 @@ pub(crate) fn export(log: &Log, min: usize) -> Vec<u8> {
         if version > 0 {
             tree.append(leaf_hash(entry.bytes()), |_, _, _| {});
         }
-        if version % 3 == 2 {
+        if version % 3 == 2 || version + 1 == log.changes.len() {
             let checkpoint =
                 ron_log::Checkpoint { origin: roots().log, size: tree.size(), root: tree.root() };
             out.extend(
@@ -220,6 +226,32 @@ fn faults_of(bytes: &[u8], piece: usize) -> Vec<Fault> {
 }
 
 #[test]
+fn cosignatures_are_asked_for_and_a_wrong_one_is_a_fault() {
+    let (log, _) = log_of(5);
+    let mut kept = Kept::of(&log);
+    let witness = |seed: u8| NoteKey::cosignature("w.example", key(seed).verifying_key());
+    let faults = |kept: &Kept, witnesses: Vec<NoteKey>, quorum: u64| {
+        let verifier = Verifier::new(roots(), Some(log_note_key()), Signatures::Check);
+        let mut verifier = verifier.witnessed_by(witnesses, quorum);
+        verifier.checkpoint(&kept.checkpoint);
+        kept.run(&mut verifier, 5, |_| false);
+        (verifier.witnessed(), verifier.finish())
+    };
+    let unwitnessed = vec![Fault { version: 5, kind: FaultKind::Unwitnessed }];
+    assert_eq!(faults(&kept, vec![witness(60)], 1), (0, unwitnessed.clone()));
+    let mut note = log.checkpoint().sign(&log_key());
+    note.signatures.push(cosign(&note.text, "w.example", &key(60), 1));
+    note.signatures.push(cosign(&note.text, "w.example", &key(60), 2));
+    kept.checkpoint = note.to_string().into_bytes();
+    assert_eq!(faults(&kept, vec![witness(60), witness(61)], 1), (6, vec![]));
+    assert_eq!(faults(&kept, vec![witness(60), witness(61)], 2), (0, unwitnessed), "one witness counts once");
+    note.signatures[2].bytes[20] ^= 1;
+    kept.checkpoint = note.to_string().into_bytes();
+    let (_, found) = faults(&kept, vec![witness(60)], 0);
+    assert!(matches!(found[..], [Fault { kind: FaultKind::Note(_), .. }]), "{found:?}");
+}
+
+#[test]
 fn an_export_is_whole_or_its_faults_are_named() {
     let (log, state) = log_of(10);
     for min in [0, 1, 6] {
@@ -235,6 +267,71 @@ fn an_export_is_whole_or_its_faults_are_named() {
     let mut verifier = ExportVerifier::new(B3::ZERO, None, Signatures::Check);
     verifier.push(&export(&log, 0));
     assert!(!verifier.finish().is_empty(), "other roots");
+}
+
+/// An export made anew of those frames of another that are kept.
+fn only(bytes: &[u8], mut keep: impl FnMut(FrameKind) -> bool) -> Vec<u8> {
+    let (mut writer, mut out) = ExportWriter::begin(&roots(), &log_note_key());
+    let mut reader = ExportReader::default();
+    reader.push(bytes);
+    while let Some((kind, content)) = reader.next_frame().expect("a good export") {
+        if !matches!(kind, FrameKind::Roots | FrameKind::LogKey | FrameKind::End) && keep(kind) {
+            out.extend(writer.frame(kind, content));
+        }
+    }
+    out.extend(writer.end());
+    out
+}
+
+#[test]
+fn entries_that_the_log_did_not_sign_are_a_fault_of_an_export() {
+    let (log, _) = log_of(10);
+    let good = export(&log, 0);
+    assert_eq!(only(&good, |_| true), good);
+    let unsigned = |version| [Fault { version, kind: FaultKind::Unsigned }];
+    assert_eq!(faults_of(&only(&good, |kind| kind != FrameKind::Checkpoint), 4096), unsigned(0));
+    // The checkpoints have sizes 3, 6, 9 and 11.
+    let mut seen = 0;
+    let short = only(&good, |kind| {
+        seen += u32::from(kind == FrameKind::Checkpoint);
+        kind != FrameKind::Checkpoint || seen < 4
+    });
+    assert_eq!(faults_of(&short, 4096), unsigned(9));
+}
+
+#[test]
+fn a_pruned_change_of_the_signers_must_be_the_one_of_the_tree() {
+    let (log, _) = log_of(10);
+    let good = export(&log, 6);
+    let (entry, proposal) = (&log.changes[4].0, &log.changes[4].1);
+    let swapped = |record: &[u8], payload: &[u8]| {
+        let (mut writer, mut out) = ExportWriter::begin(&roots(), &log_note_key());
+        let (mut reader, mut seen) = (ExportReader::default(), 0);
+        reader.push(&good);
+        while let Some((kind, content)) = reader.next_frame().expect("a good export") {
+            seen += u32::from(kind == FrameKind::Record);
+            match kind {
+                FrameKind::Roots | FrameKind::LogKey | FrameKind::End => {}
+                FrameKind::Record if seen == 1 => out.extend(writer.frame(kind, record)),
+                FrameKind::Payload if seen == 1 => out.extend(writer.frame(kind, payload)),
+                _ => out.extend(writer.frame(kind, content)),
+            }
+        }
+        out.extend(writer.end());
+        faults_of(&out, 4096)
+    };
+    assert_eq!(swapped(entry.bytes(), proposal.bytes()), []);
+    let fault = |version, kind| [Fault { version, kind }];
+    assert_eq!(swapped(entry.bytes(), log.changes[5].1.bytes()), fault(4, FaultKind::PayloadHash));
+    let text = String::from_utf8(entry.bytes().to_vec()).expect("text");
+    let later = text.replace(r#""committed_at":"#, r#""committed_at":1"#);
+    assert_eq!(swapped(later.as_bytes(), proposal.bytes()), fault(4, FaultKind::Leaf));
+    let (kept, proposal) = (&log.changes[8].0, &log.changes[8].1);
+    assert_eq!(
+        swapped(kept.bytes(), proposal.bytes()),
+        fault(8, FaultKind::Leaf),
+        "it is not below the first kept"
+    );
 }
 
 #[test]

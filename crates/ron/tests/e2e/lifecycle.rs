@@ -69,8 +69,9 @@ fn a_second_signal_exits_at_once() {
 fn up_makes_what_it_needs_greets_and_reuses_it() {
     let dir = tempfile::tempdir().unwrap();
     let free = |service: &str| format!("{service}.listen=127.0.0.1:0");
-    let (gateway, admin) = (free("gateway"), free("admin"));
-    let args = ["up", "--set", &gateway, "--set", &admin];
+    let (gateway, admin, edge) = (free("gateway"), free("admin"), free("edge"));
+    let registry = "registry.listen=\"127.0.0.1:0\"";
+    let args = ["up", "--set", &gateway, "--set", &admin, "--set", &edge, "--set", registry];
     let mut node = Node::spawn(dir, &args, &[]);
     node.eventually("the greeting is printed", |node| node.log().contains("Try:"));
     let log = node.log();
@@ -96,7 +97,21 @@ fn up_makes_what_it_needs_greets_and_reuses_it() {
     let again = Node::spawn(dir, &args, &[]);
     assert_eq!(std::fs::read(again.dir.path().join("ron-data/node.key")).unwrap(), key);
     let disabled = tempfile::tempdir().unwrap();
-    let without = Node::spawn(disabled, &["up", "--set", &admin, "--set", "gateway.enabled=false"], &[]);
+    let without = Node::spawn(
+        disabled,
+        &[
+            "up",
+            "--set",
+            &admin,
+            "--set",
+            "gateway.enabled=false",
+            "--set",
+            "edge.enabled=false",
+            "--set",
+            "registry.enabled=false",
+        ],
+        &[],
+    );
     assert!(without.addresses["gateway"].is_null());
 }
 

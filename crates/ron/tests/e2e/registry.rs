@@ -1,10 +1,11 @@
-//! The registry's commands that need no node: trust roots, approvals, verification.
+//! The registry's commands: those that need files alone, and those that ask a node.
 
 use ron_kernel::key::PrivateKey;
 use ron_log::export::{ExportWriter, FrameKind};
 use ron_log::proof::{Inclusion, ProofFile};
 use ron_log::tree::leaf_hash;
 use ron_log::{Approval, B3, Checkpoint, ConflictRule, Entry, NoteKey, Proposal, State, Tree, TrustRoots};
+use ron_testkit::Node;
 use std::path::Path;
 use std::process::Output;
 
@@ -50,6 +51,9 @@ fn approved(dir: &Path, roots: &TrustRoots) -> (Entry, Proposal) {
     let approvals = [("a", "p.json"), ("c", id.as_str())].map(|(name, what)| {
         let (code, approval, error) = run(dir, &["registry", "sign", what, "--key", name, "--signer", name]);
         assert_eq!(code, 0, "{error}");
+        let shown =
+            ["first", "put x-note/n", "\"b\": 1", "version 0"].iter().all(|part| error.contains(part));
+        assert!(shown || what != "p.json" && error.contains("all that is known"), "{error}");
         Approval::parse(approval.as_bytes()).unwrap().check(proposal.b3(), state.signers(), None).unwrap()
     });
     (state.commit(&proposal, &approvals, 5, ConflictRule::Touched).unwrap(), proposal)
@@ -99,6 +103,66 @@ fn what_signers_and_auditors_do_needs_files_alone() {
 }
 
 #[test]
+fn approved_entries_that_the_log_never_signed_are_not_taken_for_its_history() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let roots = genesis(dir);
+    // Its approvals are good, for they are public; it was withdrawn and never committed.
+    let (invented, proposal) = approved(dir, &roots);
+    let log = PrivateKey::generate().unwrap();
+    let signing = ed25519_dalek::SigningKey::from_bytes(&log.seed());
+    let (first, first_proposal) = roots.genesis();
+    let mut tree = Tree::default();
+    tree.append(leaf_hash(first.bytes()), |_, _, _| {});
+    let checkpoint = Checkpoint { origin: roots.log.clone(), size: 1, root: tree.root() }.sign(&signing);
+    let (mut writer, mut export) =
+        ExportWriter::begin(&roots, &NoteKey::ed25519(&roots.log, signing.verifying_key()));
+    for (kind, content) in [
+        (FrameKind::Record, first.bytes()),
+        (FrameKind::Payload, first_proposal.bytes()),
+        (FrameKind::Checkpoint, checkpoint.to_string().as_bytes()),
+        (FrameKind::Record, invented.bytes()),
+        (FrameKind::Payload, proposal.bytes()),
+    ] {
+        export.extend(writer.frame(kind, content));
+    }
+    export.extend(writer.end());
+    std::fs::write(dir.join("x"), &export).unwrap();
+    let key = log.public().to_string();
+    for with in [&["--log-key", &key][..], &[]] {
+        let verify = ["registry", "verify", "--export", "x", "--trust-roots", "roots.json"];
+        let (code, out, error) = run(dir, &[&verify[..], with].concat());
+        assert!(
+            code == 1 && out == "version 1: from here on no checkpoint of the log's key covers the entries",
+            "{out} {error}"
+        );
+        let import = ["registry", "import", "x", "--dir", "made", "--trust-roots", "roots.json"];
+        let (code, _, error) = run(dir, &[&import[..], with].concat());
+        assert!(code == 1 && error.contains("nothing was imported") && !dir.join("made").exists(), "{error}");
+    }
+    let import = [
+        "registry",
+        "import",
+        "x",
+        "--dir",
+        "made",
+        "--trust-roots",
+        "roots.json",
+        "--unsigned",
+        "--log-key",
+        &key,
+    ];
+    let (code, out, error) = run(dir, &import);
+    assert!(code == 0 && out.ends_with("signed up to 1 of 2 by the log key given"), "{out} {error}");
+    let verify = ["registry", "verify", "--dir", "made", "--trust-roots", "roots.json"];
+    let (code, out, _) = run(dir, &verify);
+    assert!(code == 0 && out.contains("no checkpoint was checked"), "{out}");
+    let (code, out, _) = run(dir, &[&verify[..], &["--json", "--log-key", &key]].concat());
+    let said: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &said["entries"], &said["signed"]), (0, &2.into(), &1.into()), "{out}");
+}
+
+#[test]
 fn wrong_arguments_are_told_what_would_be_right() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
@@ -139,12 +203,14 @@ fn wrong_arguments_are_told_what_would_be_right() {
     );
     std::fs::write(dir.join("junk"), "{\"schema\":1}").unwrap();
     check(&["registry", "sign", "junk", "--key", "a", "--signer", "a"], 1, "junk is no proposal");
+    let id = B3::of(b"").to_string();
+    check(&["registry", "sign", &id, "--key", "roots.json", "--signer", "a"], 1, "is no Ed25519 key");
     check(
         &["registry", "sign", &B3::of(b"").to_string(), "--key", "a", "--signer", "two words"],
         64,
         "--signer two words",
     );
-    check(&["registry", "verify", "--trust-roots", "roots.json"], 64, "--export FILE or --proof FILE");
+    check(&["registry", "verify", "--trust-roots", "roots.json"], 64, "--config FILE or --url URL");
     check(&["registry", "verify", "--proof", "junk", "--trust-roots", "roots.json"], 64, "--log-key");
     check(
         &["registry", "verify", "--export", "junk", "--trust-roots", "junk"],
@@ -152,4 +218,292 @@ fn wrong_arguments_are_told_what_would_be_right() {
         "junk holds no trust roots",
     );
     assert_eq!(key.id, "a");
+}
+
+const NODE: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n[registry]\nlisten = \"127.0.0.1:0\"\n\
+    trust_roots = \"roots.json\"\n[registry.checkpoint]\nentries = 1\ninterval = \"100ms\"\n";
+
+/// A node with the three signers of [`genesis`], and a capability for everything.
+fn node() -> (Node, String) {
+    let dir = tempfile::tempdir().unwrap();
+    genesis(dir.path());
+    std::fs::write(dir.path().join("ron.toml"), NODE).unwrap();
+    std::fs::write(dir.path().join("route.json"), r#"{"path": "/a", "upstream": "u"}"#).unwrap();
+    let node = Node::spawn(dir, &["run", "registry", "--config", "ron.toml"], &[]);
+    let scopes = "registry:propose,registry:approve,registry:commit";
+    let (code, token, error) =
+        run(node.dir.path(), &["token", "mint", "--scope", scopes, "--key", "node.key"]);
+    assert_eq!(code, 0, "{error}");
+    (node, token)
+}
+
+/// A command to that node, with the capability.
+fn ask(node: &Node, token: &str, args: &[&str]) -> (i32, String, String) {
+    let args = [&["registry"], args, &["--config", "ron.toml", "--token", token]].concat();
+    run(node.dir.path(), &args)
+}
+
+/// Proposes, has two approve, commits.
+fn change(node: &Node, token: &str, id: &str, note: &str) {
+    commit(node, token, &["put", "route", id, "route.json", "--note", note]);
+}
+
+fn commit(node: &Node, token: &str, proposing: &[&str]) {
+    let (code, proposal, error) = ask(node, token, &[proposing, &["--yes"]].concat());
+    assert_eq!(code, 0, "{error}");
+    for signer in ["a", "b"] {
+        let (code, _, error) = ask(node, token, &["approve", &proposal, "--key", signer, "--signer", signer]);
+        assert_eq!(code, 0, "{error}");
+    }
+    let (code, _, error) = ask(node, token, &["commit", &proposal, "--wait", "checkpointed"]);
+    assert_eq!(code, 0, "{error}");
+}
+
+#[test]
+fn a_refusal_says_what_to_do() {
+    let (node, token) = node();
+    let put = ["put", "route", "r", "route.json", "--yes"];
+    let (code, _, error) =
+        run(node.dir.path(), &[&["registry"], &put[..], &["--config", "ron.toml"]].concat());
+    assert!(code == 1 && error.contains("401 unauth") && error.contains("ron token mint"), "{error}");
+    let check = |args: &[&str], code: i32, says: &str| {
+        let (exit, out, error) = ask(&node, &token, args);
+        assert!(exit == code && error.contains(says), "{args:?}: {exit} {out} {error}");
+        out
+    };
+    check(&put[..4], 64, "say --yes");
+    check(&["put", "route", "r", "roots.json", "--yes"], 64, "no good change: path: is missing");
+    check(&["put", "route", "r", "a", "--yes"], 1, "a is no JSON");
+    check(&["delete", "route", "r", "--yes"], 1, "there is no item route/r to delete");
+    check(&["get", "7"], 1, "404 not_found");
+    check(&["approve", "7", "--key", "a", "--signer", "a"], 64, "is no proposal's id");
+    let id = check(&put, 0, "+   \"path\": \"/a\"");
+    check(&["approve", &id], 64, "--key FILE with --signer NAME, or --approval FILE");
+    check(&["approve", &id, "--key", "b", "--signer", "a"], 1, "422 invalid_sig");
+    check(&["approve", &id, "--key", "a", "--signer", "nobody"], 1, "422 revoked_key");
+    check(&["commit", &id], 1, "422 quorum_failed");
+    check(&["commit", &id, "--wait", "never"], 64, "durable, checkpointed or witnessed:K");
+    let pending: serde_json::Value = serde_json::from_str(&check(&["proposals", "--json"], 0, "")).unwrap();
+    assert_eq!(pending["proposals"][0]["proposal_id"], id.as_str());
+    change(&node, &token, "r", "first");
+    for signer in ["a", "b"] {
+        check(&["approve", &id, "--key", signer, "--signer", signer], 0, "nothing changes");
+    }
+    check(&["commit", &id], 1, "409 chain_mismatch");
+    assert_eq!(check(&["withdraw", &id], 0, ""), "withdrawn");
+    check(&["commit", &id], 1, "it was withdrawn");
+    let undo = check(&["supersede"], 0, "-   \"path\": \"/a\"");
+    for signer in ["a", "b"] {
+        check(
+            &["approve", &undo, "--key", signer, "--signer", signer],
+            0,
+            "delete route/r, last changed by version 1",
+        );
+    }
+    check(&["commit", &undo], 0, "");
+    check(&["items", "route", "r"], 1, "404 not_found");
+    check(&["export", "route.json"], 64, "say --force to overwrite it");
+    check(&["export", "route.json", "--force"], 0, "");
+    let (code, _, error) = run(node.dir.path(), &["registry", "head", "--url", "http://127.0.0.1:1"]);
+    assert!(code == 1 && error.contains("no node answers at 127.0.0.1:1"), "{error}");
+}
+
+#[test]
+fn what_was_changed_afterwards_is_found_and_two_histories_are_shown() {
+    let (mut node, token) = node();
+    let dir = node.dir.path().to_owned();
+    change(&node, &token, "r", "an unmistakable note");
+    let good = |args: &[&str], says: &str| {
+        let (code, out, error) = run(&dir, args);
+        assert!(code == 0 && out.contains(says), "{args:?}: {code} {out} {error}");
+    };
+    good(&["registry", "verify", "--config", "ron.toml"], "good: 2 entries");
+    good(&["registry", "export", "x.export", "--config", "ron.toml"], "2 entries");
+    good(
+        &["registry", "proof", "1", "--out", "p", "--trust-roots", "roots.json", "--config", "ron.toml"],
+        "proves",
+    );
+    // What the log once signed, and what it never should have.
+    let log = ed25519_dalek::SigningKey::from_bytes(&PrivateKey::read(&dir.join("node.key")).unwrap().seed());
+    let checkpoint = ron_testkit::get(&node.address("registry", "http"), "/checkpoint");
+    std::fs::write(dir.join("kept"), &checkpoint.body).unwrap();
+    let other =
+        Checkpoint { origin: "test.example/log".into(), size: 2, root: [7; 32] }.sign(&log).to_string();
+    std::fs::write(dir.join("other"), &other).unwrap();
+    good(
+        &["registry", "evidence", "kept", "--config", "ron.toml"],
+        "none: the log of size 2 continues all 1",
+    );
+    let (code, out, _) = run(&dir, &["registry", "evidence", "kept", "other", "--config", "ron.toml"]);
+    assert!(code == 1 && out.contains(other.trim()) && out.contains(checkpoint.text().trim()), "{out}");
+    assert_eq!(node.stop(), 0);
+
+    let edit = |file: &str, from: &str, to: &str| {
+        let mut bytes = std::fs::read(dir.join(file)).unwrap();
+        let places: Vec<usize> =
+            (0..bytes.len()).filter(|at| bytes[*at..].starts_with(from.as_bytes())).collect();
+        assert!(!places.is_empty(), "{from} is in {file}");
+        places.iter().for_each(|at| bytes[*at..at + to.len()].copy_from_slice(to.as_bytes()));
+        std::fs::write(dir.join(file), bytes).unwrap();
+    };
+    let verify = ["registry", "verify", "--dir", "registry", "--trust-roots", "roots.json", "--log-key"];
+    let key = PrivateKey::read(&dir.join("node.key")).unwrap().public().to_string();
+    let verify = [&verify[..], &[key.as_str()]].concat();
+    good(&verify, "good: 2 entries");
+    edit("registry/registry.redb", "an unmistakable", "an unmistaXable");
+    let (code, out, error) = run(&dir, &verify);
+    assert!(code == 1 && out.contains("version 1: the payload is not the one"), "{out} {error}");
+    let (code, out, _) = run(&dir, &[&verify[..], &["--json"]].concat());
+    let said: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &said["good"], &said["faults"][0]["version"]), (1, &false.into(), &1.into()), "{out}");
+    edit("x.export", "an unmistakable", "an unmistaXable");
+    let (code, out, error) =
+        run(&dir, &["registry", "import", "x.export", "--dir", "again", "--trust-roots", "roots.json"]);
+    assert!(
+        code == 1 && out.contains("version 1") && error.contains("nothing was imported"),
+        "{out} {error}"
+    );
+    assert!(!dir.join("again").exists());
+}
+
+/// Every place of a text in a file's bytes is replaced by another of the same length.
+fn replaced(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
+    let (mut bytes, mut found) = (bytes.to_vec(), false);
+    for at in 0..bytes.len() {
+        if bytes[at..].starts_with(from.as_bytes()) {
+            bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+            found = true;
+        }
+    }
+    assert!(found, "{from} is there");
+    bytes
+}
+
+#[test]
+fn whatever_is_damaged_in_a_store_is_told_and_looking_changes_nothing() {
+    let (mut node, token) = node();
+    change(&node, &token, "r", "first");
+    let (code, _, error) =
+        ask(&node, &token, &["put", "route", "s", "route.json", "--yes", "--note", "it waits"]);
+    assert_eq!(code, 0, "{error}");
+    let dir = node.dir.path().to_owned();
+    let verify = || run(&dir, &["registry", "verify", "--dir", "registry", "--trust-roots", "roots.json"]);
+    let (code, _, error) = verify();
+    assert!(code == 1 && error.contains("in use by another process"), "{error}");
+    node.signal("KILL");
+    node.wait();
+    let file = dir.join("registry/registry.redb");
+    let whole = std::fs::read(&file).unwrap();
+    let (code, out, error) = verify();
+    assert!(code == 0 && out.contains("signed up to 2 of 2"), "{out} {error}");
+    assert_eq!(std::fs::read(&file).unwrap(), whole, "not even the crash is mended");
+    std::fs::remove_file(dir.join("addresses.json")).unwrap();
+    // Opened and closed by a node, so that nothing looks at the sums of the pages any more.
+    let mut again = Node::spawn(
+        std::mem::replace(&mut node.dir, tempfile::tempdir().unwrap()),
+        &["run", "registry", "--config", "ron.toml"],
+        &[],
+    );
+    again.eventually("it serves", |node| node.admin_get("/readyz").status == 200);
+    assert_eq!(again.stop(), 0);
+    let whole = std::fs::read(&file).unwrap();
+    for (from, to, says) in [
+        ("ron.registry.snapshot/1", "ron.registry.snapshot/7", "a signed note"),
+        ("ron.registry.state/1", "ron.registry.state/7", "the snapshot's state"),
+        ("it waits", "it waitz", "the pending proposal b3:"),
+    ] {
+        std::fs::write(&file, replaced(&whole, from, to)).unwrap();
+        let (code, out, error) = verify();
+        assert!(code == 1 && out.contains(says), "{from}: {out} {error}");
+    }
+    let mut damaged = None;
+    let pages: Vec<usize> = (0..whole.len()).step_by(4096).filter(|at| whole[*at] != 0).collect();
+    for at in pages.iter().copied().step_by(pages.len().div_ceil(24)) {
+        let mut bytes = whole.clone();
+        bytes[at..at + 64].fill(0xA5);
+        std::fs::write(&file, &bytes).unwrap();
+        let (code, out, error) = verify();
+        assert!(code <= 1, "page {}: {out} {error}", at / 4096);
+        if error.contains("registry.redb is damaged: make the folder anew from an export") {
+            damaged = Some(bytes);
+        }
+    }
+    std::fs::write(&file, damaged.expect("a page that redb panics about")).unwrap();
+    let (code, _, error) = run(&dir, &["run", "registry", "--config", "ron.toml"]);
+    assert!(code == 1 && error.contains("registry.redb is damaged: make the folder anew"), "{error}");
+}
+
+#[test]
+fn a_pruned_log_is_verified_and_comes_back_from_its_export() {
+    let dir = tempfile::tempdir().unwrap();
+    genesis(dir.path());
+    let config = format!("{NODE}[registry.retention]\npolicy = \"count\"\nmax_count = 2\n");
+    std::fs::write(dir.path().join("ron.toml"), config).unwrap();
+    std::fs::write(dir.path().join("route.json"), r#"{"path": "/a", "upstream": "u"}"#).unwrap();
+    let mut node = Node::spawn(dir, &["run", "registry", "--config", "ron.toml"], &[]);
+    let dir = node.dir.path().to_owned();
+    let scopes = "registry:propose,registry:approve,registry:commit";
+    let (_, token, _) = run(&dir, &["token", "mint", "--scope", scopes, "--key", "node.key"]);
+    // The first change is one of the signers: it is needed to prove all that come after.
+    let (_, signers, _) = ask(&node, &token, &["items", "signers", "main"]);
+    std::fs::write(dir.join("signers.json"), signers.replace("\"c\"", "\"d\"")).unwrap();
+    commit(&node, &token, &["put", "signers", "main", "signers.json", "--note", "change 1"]);
+    for number in 2..=5 {
+        change(&node, &token, &format!("r{}", number % 2), &format!("change {number}"));
+    }
+    let gone = |version: u64| format!("/registry/{version}");
+    node.eventually("retention", |node| {
+        ron_testkit::get(&node.address("registry", "http"), &gone(2)).status == 410
+    });
+    let good = |args: &[&str], says: &str| {
+        let (code, out, error) = run(&dir, args);
+        assert!(code == 0 && out.contains(says), "{args:?}: {code} {out} {error}");
+    };
+    good(&["registry", "verify", "--config", "ron.toml"], "good: 6 entries");
+    good(&["registry", "export", "x.export", "--config", "ron.toml"], "x.export");
+    let (code, out, error) = ask(&node, &token, &["log"]);
+    assert!(code == 0 && out.contains("change 5") && !out.contains("change 2"), "{out} {error}");
+    // The first version kept can be watched from, though the one before it is gone.
+    let kept = ron_testkit::get(&node.address("registry", "http"), "/registry/retention").json();
+    let min = kept["min_version"].to_string();
+    let watch = ["registry", "watch", "--from", &min, "--json", "--config", "ron.toml"];
+    let mut watch = ron_testkit::command(&watch, &dir).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(watch.stdout.take().unwrap()), &mut line)
+        .unwrap();
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+    let first: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(first["version"], kept["min_version"], "{line}");
+    let (_, head, _) = ask(&node, &token, &["head", "--json"]);
+    assert_eq!(node.stop(), 0);
+    let key = PrivateKey::read(&dir.join("node.key")).unwrap().public().to_string();
+    let verify =
+        ["registry", "verify", "--trust-roots", "roots.json", "--log-key", &key, "--dir", "registry"];
+    good(&verify, "good: 6 entries");
+    std::fs::remove_dir_all(dir.join("registry")).unwrap();
+    good(
+        &[
+            "registry",
+            "import",
+            "x.export",
+            "--dir",
+            "registry",
+            "--trust-roots",
+            "roots.json",
+            "--log-key",
+            &key,
+        ],
+        "registry: version 5",
+    );
+    good(&verify, "good: 6 entries");
+    let dir = std::mem::replace(&mut node.dir, tempfile::tempdir().unwrap());
+    let again = Node::spawn(dir, &["run", "registry", "--config", "ron.toml"], &[]);
+    let (code, restored, error) = ask(&again, &token, &["head", "--json"]);
+    assert_eq!(code, 0, "{error}");
+    let hash = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap()["hash"].clone();
+    assert_eq!(hash(&restored), hash(&head));
+    change(&again, &token, "r9", "it goes on");
+    let (code, _, error) = ask(&again, &token, &["proof", "6", "--out", "p", "--trust-roots", "roots.json"]);
+    assert_eq!(code, 0, "{error}");
 }

@@ -10,7 +10,7 @@ use crate::http::body::{Body, BodyError};
 use crate::http::fields::Written;
 use crate::http::interim::Interim;
 use crate::http::io::Io;
-use crate::http::serve::{ConnInfo, Handler, Server};
+use crate::http::serve::{ConnInfo, Handler, Server, WritePatience};
 use crate::http::table::{Entry, Order, Phase};
 use crate::http::tunnel::{Ended, Pump, Tunnel};
 use crate::metrics::Counter;
@@ -217,6 +217,8 @@ pub(crate) struct Conn<'a, H> {
     /// By when the client must have taken the answer.
     until: Option<Instant>,
     linger_time: Duration,
+    /// What the response at hand asks for in place of the server's `write_timeout`.
+    patience: Option<Duration>,
 }
 
 impl<'a, H: Handler> Conn<'a, H> {
@@ -230,7 +232,7 @@ impl<'a, H: Handler> Conn<'a, H> {
             Inner { io, buffer: BytesMut::new(), body: BodyDecoder::Done, failed: false, reader: None };
         let wire = Wire { inner: Mutex::new(inner), interim: info.interim.clone().unwrap_or_default() };
         let (wire, out) = (Arc::new(wire), BytesMut::new());
-        Conn { server, entry, info, wire, out, until: None, linger_time: LINGER_TIME }
+        Conn { server, entry, info, wire, out, until: None, linger_time: LINGER_TIME, patience: None }
     }
 
     /// Serves requests until the connection ends.
@@ -454,6 +456,7 @@ impl<'a, H: Handler> Conn<'a, H> {
         let written = written.as_deref();
         let plan = Plan::of(asked, &response, &body, written);
         let keep = keep && plan.framing != Framing::UntilClose;
+        self.patience = response.extensions().get::<WritePatience>().map(|patience| patience.0);
         encode_head(&mut self.out, asked, &response, written, plan, keep);
         if let Some(tunnel) = body.take_tunnel() {
             self.flush(Bytes::new()).await?;
@@ -475,7 +478,7 @@ impl<'a, H: Handler> Conn<'a, H> {
 
     /// Passes bytes on in both directions until the connection ends.
     async fn tunnel(&mut self, tunnel: Tunnel) -> Result<(), Cut> {
-        let mut pump = Pump::new(tunnel, self.server.limits().write_timeout);
+        let mut pump = Pump::new(tunnel, self.patience.unwrap_or(self.server.limits().write_timeout));
         let state = self.entry.state.clone();
         {
             let mut inner = self.wire.lock();
@@ -577,7 +580,7 @@ impl<'a, H: Handler> Conn<'a, H> {
             self.out.extend_from_slice(tail);
             (data, tail) = (Bytes::new(), b"");
         }
-        let timeout = self.server.limits().write_timeout;
+        let timeout = self.patience.unwrap_or(self.server.limits().write_timeout);
         let mut timer: Option<Pin<Box<Sleep>>> = None;
         let state = self.entry.state.clone();
         let deadline = self.until.zip(self.info.timer.as_deref());

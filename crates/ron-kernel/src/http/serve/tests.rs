@@ -34,6 +34,11 @@ impl Handler for Paths {
                 Response::new(Body::full("slow"))
             }
             "/endless" => Response::new(Body::stream(Endless)),
+            "/patient" => {
+                let mut response = Response::new(Body::stream(Endless));
+                response.extensions_mut().insert(WritePatience(Duration::from_millis(600)));
+                response
+            }
             "/stream" => Response::new(Body::stream(Few(3))),
             _ => Response::new(Body::full("hello")),
         }
@@ -290,6 +295,16 @@ async fn a_client_that_does_not_read_is_cut() {
     stream.write_all(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     fixture.eventually("io_timeouts_total{service=\"t\",op=\"write\"}", 1).await;
     fixture.eventually("connections_open{service=\"t\"}", 0).await;
+}
+
+#[tokio::test]
+async fn a_response_may_be_more_patient_than_its_server() {
+    let fixture = Fixture::start(ServerLimits { write_timeout: Duration::from_millis(50), ..limits() });
+    let mut stream = fixture.connect().await;
+    let begun = std::time::Instant::now();
+    stream.write_all(b"GET /patient HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    fixture.eventually("io_timeouts_total{service=\"t\",op=\"write\"}", 1).await;
+    assert!(begun.elapsed() >= Duration::from_millis(600));
 }
 
 #[tokio::test]

@@ -1,0 +1,211 @@
+//! Crashes, slow and damaged storage, stalled tasks.
+
+use super::{OPEN, Registry, flip, payload};
+use ron_testkit::{Client, Random};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Kills of the short edition; `REGISTRY_KILLS=200` for the long one.
+const KILLS: u64 = 6;
+
+#[test]
+fn every_acknowledged_commit_survives_being_killed_at_any_moment() {
+    let kills = std::env::var("REGISTRY_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(KILLS);
+    let mut registry = Registry::start(&format!("{OPEN}checkpoint = {{ interval = \"50ms\", entries = 5 }}"));
+    let acknowledged: Arc<Mutex<BTreeMap<u64, String>>> = Arc::default();
+    let mut random = Random::new(17);
+    for round in 0..kills {
+        let address = registry.address();
+        std::thread::scope(|scope| {
+            for worker in 0..4 {
+                let (registry, address, acknowledged) = (&registry, address.clone(), acknowledged.clone());
+                scope.spawn(move || {
+                    write_until_it_dies(registry, &address, &format!("{round}-{worker}"), &acknowledged)
+                });
+            }
+            std::thread::sleep(Duration::from_secs_f64(0.05 + 0.25 * random.unit()));
+            registry.node.signal("KILL");
+        });
+        registry.restart("KILL");
+        let head = registry.get("/registry/head").json()["version"].as_u64().unwrap();
+        let known = acknowledged.lock().unwrap().clone();
+        if let Some((last, _)) = known.last_key_value() {
+            assert!(*last <= head, "version {last} was acknowledged, and HEAD is {head}");
+        }
+        let kept = chain(&registry, head);
+        for (version, hash) in &known {
+            assert_eq!(kept[*version as usize], *hash, "version {version} after kill {round}");
+        }
+    }
+    assert!(!acknowledged.lock().unwrap().is_empty(), "something was written");
+    std::fs::write(registry.node.dir.path().join("all.export"), registry.get("/registry/export").body)
+        .unwrap();
+    let verified =
+        ron_testkit::ron(&["registry", "verify", "--export", "all.export"], registry.node.dir.path());
+    assert_eq!(verified.status.code(), Some(0), "{verified:?}");
+}
+
+/// The hashes of all entries, each of which must name the one before.
+fn chain(registry: &Registry, head: u64) -> Vec<String> {
+    let mut hashes: Vec<String> = Vec::new();
+    while hashes.len() as u64 <= head {
+        let page = registry.get(&format!("/registry/log?from={}&limit=1000", hashes.len())).json();
+        for entry in page["entries"].as_array().unwrap() {
+            assert_eq!(entry["version"], hashes.len(), "no version is missing or there twice");
+            let before = hashes.last();
+            assert!(
+                before.is_none_or(|before| entry["prev"] == before.as_str()),
+                "the chain breaks at {}",
+                hashes.len()
+            );
+            hashes.push(entry["hash"].as_str().unwrap().to_owned());
+        }
+    }
+    hashes
+}
+
+fn write_until_it_dies(
+    registry: &Registry,
+    address: &str,
+    name: &str,
+    acknowledged: &Mutex<BTreeMap<u64, String>>,
+) {
+    let Ok(mut client) = Client::connect(address) else { return };
+    for n in 0.. {
+        let Ok(head) = client.request("GET", "/registry/head", &[], b"") else { return };
+        let body = registry.approved(&payload(&head.json(), &format!("{name}-{n}"), &json!(n))).to_string();
+        let path = "/registry/proposals?commit=true";
+        let json = [("Content-Type", "application/json")];
+        let Ok(answer) = client.request("POST", path, &json, body.as_bytes()) else { return };
+        if answer.status == 201 {
+            let done = answer.json();
+            let (version, hash) =
+                (done["version"].as_u64().unwrap(), done["hash"].as_str().unwrap().to_owned());
+            let former = acknowledged.lock().unwrap().insert(version, hash.clone());
+            assert!(former.is_none_or(|former| former == hash), "version {version} was given twice");
+        }
+    }
+}
+
+#[test]
+fn slow_storage_sheds_writes_first_and_an_open_outcome_is_never_a_guess() {
+    let registry =
+        Registry::start(&format!("{OPEN}channels = {{ proposals = 1, approvals = 1, committed = 16 }}"));
+    let stall = |task: &str| {
+        let answer = registry
+            .node
+            .admin_post("/debug/registry/stall", &json!({"task": task, "for": "3s"}).to_string());
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    };
+    let bodies: Vec<Value> =
+        (0..4).map(|n| registry.approved(&registry.payload(&n.to_string(), &json!(n)))).collect();
+    stall("storage");
+    let path = "/registry/proposals?commit=true";
+    let send = |body: &Value, timeout: &str| {
+        registry.post_with(path, &[("Request-Timeout", timeout)], body.to_string().as_bytes())
+    };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| send(&bodies[0], "1"));
+        registry.node.eventually("writes are shed", |_| registry.ready("write").status == 503);
+        assert!(registry.ready("write").text().contains("registry.storage_slow"));
+        assert_eq!(registry.ready("read").status, 200);
+        assert_eq!(registry.get("/registry/head").status, 200, "reads go on");
+        let queued = scope.spawn(|| send(&bodies[1], "300ms"));
+        registry.node.eventually("one waits", |node| {
+            node.metric("queue_depth{service=\"registry\",queue=\"proposals\"}") == 1.0
+        });
+        let busy = send(&bodies[2], "300ms");
+        assert_eq!((busy.status, busy.reason()), (429, "busy"));
+        let endpoint = "busy_rejections_total{service=\"registry\",endpoint=\"propose\",queue=\"proposals\"}";
+        assert_eq!(registry.metric(endpoint), 1.0);
+        assert_eq!(registry.metric("queue_dropped_total{service=\"registry\",queue=\"proposals\"}"), 1.0);
+        let queued = queued.join().unwrap();
+        assert_eq!((queued.status, queued.reason()), (504, "timeout"), "it was not begun");
+        let open = first.join().unwrap();
+        assert_eq!((open.status, open.reason()), (504, "commit_unknown"));
+        let status = open.header("location").unwrap().to_owned();
+        let seen = registry.get(&status);
+        assert_eq!(seen.status, 200, "an open outcome is a state: {}", seen.text());
+        registry.node.eventually("it is decided", |_| registry.get(&status).json()["state"] == "committed");
+    });
+    registry.node.eventually("writes are taken again", |_| registry.ready("write").status == 200);
+    assert_eq!(
+        registry.get("/registry/head").json()["version"],
+        1,
+        "what timed out in the queue was not done"
+    );
+    assert!(registry.metric("io_timeouts_total{service=\"registry\",op=\"commit\"}") >= 2.0);
+    // Nobody waits for the publisher.
+    stall("publisher");
+    let begun = Instant::now();
+    registry.committed(40);
+    assert!(begun.elapsed() < Duration::from_secs(3), "commits do not wait for the publisher");
+    registry.node.eventually("it is told what it missed", |node| {
+        node.metric("bus_lagged_total{service=\"registry\",consumer=\"publisher\"}") > 0.0
+    });
+}
+
+#[test]
+fn the_committer_is_restarted_and_nothing_is_lost() {
+    let registry = Registry::start(OPEN);
+    registry.committed(3);
+    for task in ["committer", "checkpointor", "publisher", "deep_verifier", "retention", "config_reloader"] {
+        let body = json!({"service": "registry", "kind": task, "fraction": 1.0}).to_string();
+        assert_eq!(registry.node.admin_post("/debug/tasks/kill", &body).json()["killed"], 1, "{task}");
+    }
+    registry.node.eventually("it serves again", |_| registry.ready("write").status == 200);
+    registry.committed(3);
+    assert_eq!(registry.get("/registry/head").json()["version"], 6);
+    assert!(registry.metric("registry_recoveries_total{kind=\"start\"}") >= 2.0);
+}
+
+#[test]
+fn a_drain_finishes_what_it_was_given() {
+    let mut registry = Registry::start(OPEN);
+    let body = registry.approved(&registry.payload("a", &json!(1))).to_string();
+    registry.node.admin_post("/debug/registry/stall", r#"{"task":"storage","for":"1s"}"#);
+    let address = registry.address();
+    let sent = std::thread::spawn(move || {
+        let json = [("Content-Type", "application/json")];
+        ron_testkit::request(&address, "POST", "/registry/proposals?commit=true", &json, body.as_bytes())
+            .unwrap()
+    });
+    registry.node.eventually("it is being answered", |node| {
+        node.metric("inflight_requests{service=\"registry\"}") == 1.0
+    });
+    assert_eq!(registry.node.stop(), 0);
+    assert_eq!(sent.join().unwrap().status, 201);
+}
+
+#[test]
+fn a_changed_byte_on_disk_is_found_and_named() {
+    let mut registry =
+        Registry::start(&format!("{OPEN}checkpoint = {{ interval = \"1h\", entries = 100000 }}"));
+    registry.committed(30);
+    let prev = registry.get("/registry/17").json()["prev"].as_str().unwrap().to_owned();
+    registry.node.stop();
+    let file = registry.node.dir.path().join("reg/registry.redb");
+    let bytes = std::fs::read(&file).unwrap();
+    let places: Vec<usize> = bytes
+        .windows(prev.len())
+        .enumerate()
+        .filter(|(_, found)| *found == prev.as_bytes())
+        .map(|(at, _)| at)
+        .collect();
+    assert!(!places.is_empty(), "the record lies in the file");
+    for place in &places {
+        flip(&file, place + 10);
+    }
+    let dir = std::mem::replace(&mut registry.node.dir, tempfile::tempdir().unwrap());
+    let _ = std::fs::remove_file(dir.path().join("addresses.json"));
+    registry.node = super::spawn(dir);
+    registry.node.eventually("the damage is named", |_| {
+        registry.ready("write").text().contains("registry.corrupt_version_17")
+    });
+    assert_eq!((registry.ready("write").status, registry.ready("read").status), (503, 200));
+    let refused = registry.commit("x", &json!(1));
+    assert_eq!((refused.status, refused.reason()), (503, "storage"), "{}", refused.text());
+    assert_eq!(registry.get("/registry/16").status, 200);
+}

@@ -1,0 +1,271 @@
+//! What is stored, in memory: objects by address, names of assets, and whose turn it is to go.
+
+use super::fifo::{Candidate, Fifo, Frequency};
+use crate::address::Address;
+use crate::semantics::Coding;
+use bytes::Bytes;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What was seen of a file when its bytes were checked: if any of it changes, they are checked again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    pub inode: u64,
+    pub len: u64,
+    pub modified: i128,
+}
+
+/// What happens to an object while it is stored; shared with its readers.
+#[derive(Debug, Default)]
+pub struct Condition {
+    pub frequency: Frequency,
+    /// Its bytes were found wrong; it is not served until it has been stored again.
+    pub bad: AtomicBool,
+    verified: Mutex<Option<Stamp>>,
+}
+
+impl Condition {
+    pub fn is_verified(&self, stamp: Stamp) -> bool {
+        *self.verified.lock().unwrap_or_else(PoisonError::into_inner) == Some(stamp)
+    }
+
+    pub fn set_verified(&self, stamp: Stamp) {
+        *self.verified.lock().unwrap_or_else(PoisonError::into_inner) = Some(stamp);
+    }
+}
+
+/// An object.
+#[derive(Clone, Debug)]
+pub struct Object {
+    pub len: u64,
+    /// Not known of an object that was found on disk, until it is scrubbed.
+    pub sha256: Option<[u8; 32]>,
+    /// Stored by its address: it stays when no name leads to it.
+    pub direct: bool,
+    /// Unix seconds.
+    pub stored: u64,
+    /// The bytes, if the store is memory.
+    pub bytes: Option<Bytes>,
+    pub condition: Arc<Condition>,
+}
+
+/// What a name stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asset {
+    pub content_type: String,
+    /// Unix seconds.
+    pub modified: u64,
+    /// Surrogate keys, by which it can be purged together with others.
+    pub keys: Vec<String>,
+    /// Identity first; the others may go before it.
+    pub variants: Vec<(Coding, Address)>,
+}
+
+impl Asset {
+    pub fn to_json(&self, name: &str) -> Value {
+        let variants: serde_json::Map<_, _> = self
+            .variants
+            .iter()
+            .map(|(coding, address)| (coding.name().to_owned(), address.to_string().into()))
+            .collect();
+        json!({"name": name, "type": self.content_type, "modified": self.modified, "keys": self.keys, "variants": variants})
+    }
+
+    /// The name and what it stands for; `None` if this is no such record.
+    pub fn from_json(bytes: &[u8]) -> Option<(String, Asset)> {
+        let record: Value = serde_json::from_slice(bytes).ok()?;
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let variants = record["variants"].as_object()?;
+        let mut variants = variants
+            .iter()
+            .map(|(coding, address)| Some((Coding::parse(coding)?, Address::parse(address.as_str()?)?)))
+            .collect::<Option<Vec<_>>>()?;
+        variants.sort_unstable();
+        let keys = record["keys"].as_array()?.iter().map(text).collect::<Option<_>>()?;
+        let asset = Asset {
+            content_type: text(&record["type"])?,
+            modified: record["modified"].as_u64()?,
+            keys,
+            variants,
+        };
+        let complete = asset.variants.first().is_some_and(|(coding, _)| *coding == Coding::Identity);
+        complete.then_some((text(&record["name"])?, asset))
+    }
+}
+
+/// The names that an object which went took with it, and those that can do without it.
+#[derive(Debug)]
+pub struct Removed {
+    pub gone: Vec<Arc<str>>,
+    pub changed: Vec<(Arc<str>, Arc<Asset>)>,
+}
+
+/// Which names are meant.
+#[derive(Clone, Debug)]
+pub enum Names {
+    Path(String),
+    Prefix(String),
+    Key(String),
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Catalog {
+    objects: HashMap<Address, (u64, Object)>,
+    assets: BTreeMap<Arc<str>, Arc<Asset>>,
+    /// Which names use an object.
+    users: HashMap<Address, HashSet<Arc<str>>>,
+    fifo: Fifo,
+    turns: u64,
+    bytes: u64,
+    pinned: HashSet<String>,
+}
+
+impl Catalog {
+    pub fn new(pins: &[String]) -> Catalog {
+        Catalog { pinned: pins.iter().cloned().collect(), ..Catalog::default() }
+    }
+
+    pub fn set_pins(&mut self, pins: &[String]) {
+        self.pinned = pins.iter().cloned().collect();
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub fn names(&self) -> usize {
+        self.assets.len()
+    }
+
+    pub fn object(&self, address: &Address) -> Option<&Object> {
+        self.objects.get(address).map(|(_, object)| object)
+    }
+
+    pub fn object_mut(&mut self, address: &Address) -> Option<&mut Object> {
+        self.objects.get_mut(address).map(|(_, object)| object)
+    }
+
+    pub fn asset(&self, name: &str) -> Option<&Arc<Asset>> {
+        self.assets.get(name)
+    }
+
+    /// Every object, in the order of their files.
+    pub fn addresses(&self) -> Vec<Address> {
+        let mut all: Vec<Address> = self.objects.keys().copied().collect();
+        all.sort_unstable();
+        all
+    }
+
+    pub fn has_bad(&self) -> bool {
+        self.objects.values().any(|(_, object)| object.condition.bad.load(Ordering::Relaxed))
+    }
+
+    /// Adds an object that was not there.
+    pub fn add(&mut self, address: Address, object: Object) {
+        self.turns += 1;
+        self.bytes += object.len;
+        self.fifo.insert(address, self.turns, object.len);
+        let former = self.objects.insert(address, (self.turns, object));
+        debug_assert!(former.is_none(), "{address} was there already");
+    }
+
+    /// Chooses who goes so that `len` more bytes fit; false if they cannot. Nobody goes yet.
+    pub fn make_room(&mut self, len: u64, room: u64, going: &mut Vec<Address>) -> bool {
+        let mut freed = 0;
+        while (self.bytes + len).saturating_sub(freed) > room {
+            let (objects, users, pinned) = (&self.objects, &self.users, &self.pinned);
+            let known = |address: &Address| {
+                let (turn, object) = objects.get(address)?;
+                let named =
+                    || users.get(address).is_some_and(|names| names.iter().any(|n| pinned.contains(&**n)));
+                let pinned = !pinned.is_empty() && (pinned.contains(&address.to_string()) || named());
+                Some(Candidate { turn: *turn, frequency: &object.condition.frequency, pinned })
+            };
+            let Some(victim) = self.fifo.victim(room, known) else {
+                // Nobody goes after all: they queue again.
+                for address in going.drain(..) {
+                    if let Some((turn, object)) = self.objects.get(&address) {
+                        self.fifo.insert(address, *turn, object.len);
+                    }
+                }
+                return false;
+            };
+            freed += self.object(&victim).map_or(0, |object| object.len);
+            going.push(victim);
+        }
+        true
+    }
+
+    /// Takes an object out, and the names that cannot do without it.
+    pub fn remove(&mut self, address: &Address) -> Removed {
+        if let Some((_, object)) = self.objects.remove(address) {
+            self.bytes -= object.len;
+        }
+        let (mut gone, mut changed) = (Vec::new(), Vec::new());
+        for name in self.users.remove(address).unwrap_or_default() {
+            let Some(asset) = self.assets.get(&name) else { continue };
+            if asset.variants.first().is_some_and(|(_, first)| first == address) {
+                self.forget(&name);
+                gone.push(name);
+            } else {
+                let mut less = Asset::clone(asset);
+                less.variants.retain(|(_, other)| other != address);
+                let less = Arc::new(less);
+                self.assets.insert(name.clone(), less.clone());
+                changed.push((name, less));
+            }
+        }
+        Removed { gone, changed }
+    }
+
+    /// Gives a name to objects that are there; returns what it stood for.
+    pub fn set_name(&mut self, name: &str, asset: Arc<Asset>) -> Option<Arc<Asset>> {
+        let former = self.forget(name);
+        let name: Arc<str> = name.into();
+        for (_, address) in &asset.variants {
+            self.users.entry(*address).or_default().insert(name.clone());
+        }
+        self.assets.insert(name, asset);
+        former
+    }
+
+    pub fn forget(&mut self, name: &str) -> Option<Arc<Asset>> {
+        let asset = self.assets.remove(name)?;
+        for (_, address) in &asset.variants {
+            if let Some(users) = self.users.get_mut(address) {
+                users.remove(name);
+                if users.is_empty() {
+                    self.users.remove(address);
+                }
+            }
+        }
+        Some(asset)
+    }
+
+    /// Whether nothing needs an object any more.
+    pub fn is_unused(&self, address: &Address) -> bool {
+        !self.users.contains_key(address) && self.object(address).is_some_and(|object| !object.direct)
+    }
+
+    /// The names that are meant.
+    pub fn select(&self, which: &Names) -> Vec<Arc<str>> {
+        match which {
+            Names::Path(path) => {
+                self.assets.get_key_value(path.as_str()).map(|(name, _)| name.clone()).into_iter().collect()
+            }
+            Names::Prefix(prefix) => {
+                let from = self.assets.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded));
+                let from = from.map(|(name, _)| name);
+                from.take_while(|name| name.starts_with(prefix.as_str())).cloned().collect()
+            }
+            Names::Key(key) => {
+                let has = |asset: &Asset| asset.keys.iter().any(|known| known == key);
+                self.assets.iter().filter(|(_, asset)| has(asset)).map(|(name, _)| name.clone()).collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! The one task that changes the store.
+
+use super::catalog::{Asset, Catalog, Names, Object, Removed};
+use super::disk::Change;
+use super::upload::{Arrived, ArrivedBytes};
+use super::{Cas, CasError};
+use crate::address::Address;
+use crate::semantics::{Coding, Outcome, Preconditions, Validators};
+use http::Method;
+use ron_kernel::channel::Receiver;
+use ron_kernel::kernel::Service;
+use ron_kernel::task::TaskResult;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::oneshot;
+
+/// Changes that are committed together.
+const BATCH_MAX: usize = 64;
+/// Names that the store can hold; they are in memory.
+const NAMES_MAX: usize = 1_000_000;
+/// How often it is looked whether a drain has ended.
+const DRAIN_LOOK: Duration = Duration::from_millis(20);
+
+/// An object to be stored.
+#[derive(Debug)]
+pub struct Put {
+    pub arrived: Arrived,
+    /// `None`: it is stored by its address.
+    pub name: Option<NewName>,
+}
+
+/// The name it gets.
+#[derive(Debug)]
+pub struct NewName {
+    pub name: String,
+    pub content_type: String,
+    pub keys: Vec<String>,
+    pub encoded: Vec<(Coding, Arrived)>,
+    pub conditions: Preconditions,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    pub address: Address,
+    pub len: u64,
+    /// The object, or the name, was not there before.
+    pub new: bool,
+}
+
+/// A change, and who waits for it.
+#[derive(Debug)]
+pub enum Op {
+    Put(Box<Put>, oneshot::Sender<Result<Stored, CasError>>),
+    Forget(Names, Preconditions, oneshot::Sender<Result<usize, CasError>>),
+    /// The scrub found a file that the index does not know.
+    Adopt {
+        address: Address,
+        len: u64,
+        stored: u64,
+    },
+    /// The scrub learnt a digest.
+    Digest(Address, [u8; 32]),
+    /// The scrub found no file.
+    Lost(Address),
+}
+
+/// Keeps the store until nobody can want anything of it any more.
+pub async fn keep(cas: Arc<Cas>, changes: Arc<Receiver<Op>>, service: Service) -> TaskResult {
+    loop {
+        let first = tokio::select! {
+            biased;
+            first = changes.recv() => first,
+            () = drained(&service) => changes.try_recv(),
+        };
+        let Some(first) = first else { return Ok(()) };
+        let mut batch = vec![first];
+        while batch.len() < BATCH_MAX
+            && let Some(next) = changes.try_recv()
+        {
+            batch.push(next);
+        }
+        let cas = cas.clone();
+        // If this task ends here, the batch is carried through all the same.
+        tokio::task::spawn_blocking(move || cas.carry_out(batch)).await?;
+    }
+}
+
+/// Resolves when the service drains and no request is left.
+async fn drained(service: &Service) {
+    service.shutdown().draining().await;
+    while service.tasks().live_scoped() > 0 {
+        tokio::time::sleep(DRAIN_LOOK).await;
+    }
+}
+
+/// What is owed to those who wait, once everything is durable.
+enum Owed {
+    Stored(oneshot::Sender<Result<Stored, CasError>>, Stored),
+    Forgotten(oneshot::Sender<Result<usize, CasError>>, usize),
+}
+
+/// What a batch comes to.
+#[derive(Default)]
+struct Outcomes {
+    changes: Vec<Change>,
+    folders: BTreeSet<PathBuf>,
+    going: Vec<Address>,
+    owed: Vec<Owed>,
+}
+
+impl Cas {
+    fn carry_out(&self, batch: Vec<Op>) {
+        let _keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut out = Outcomes::default();
+        for op in batch {
+            match op {
+                Op::Put(put, reply) => match self.put_one(*put, &mut out) {
+                    Ok(stored) => out.owed.push(Owed::Stored(reply, stored)),
+                    Err(error) => drop(reply.send(Err(error))),
+                },
+                Op::Forget(names, conditions, reply) => match self.forget_some(&names, &conditions, &mut out)
+                {
+                    Ok(count) => out.owed.push(Owed::Forgotten(reply, count)),
+                    Err(error) => drop(reply.send(Err(error))),
+                },
+                Op::Adopt { address, len, stored } => self.adopt(address, len, stored, &mut out),
+                Op::Digest(address, sha256) => {
+                    if let Some(object) = self.catalog.lock().object_mut(&address) {
+                        object.sha256 = Some(sha256);
+                        out.changes.push(Change::Object(address, object.clone()));
+                    }
+                }
+                Op::Lost(address) => drop_object(&mut self.catalog.lock(), address, &mut out.changes),
+            }
+        }
+        let durable = self.make_durable(&out);
+        if let Err(error) = &durable {
+            tracing::error!(%error, "a change of the store failed");
+            if matches!(error, CasError::Full) {
+                self.note_full();
+            }
+            self.start_over();
+        }
+        self.bytes.store(self.catalog.lock().bytes(), Ordering::Relaxed);
+        if durable.is_ok() {
+            self.unlink(&out.going);
+        }
+        // Whoever waited and left does not want to know.
+        for owed in out.owed {
+            match (owed, &durable) {
+                (Owed::Stored(reply, stored), Ok(())) => drop(reply.send(Ok(stored))),
+                (Owed::Forgotten(reply, count), Ok(())) => drop(reply.send(Ok(count))),
+                (Owed::Stored(reply, _), Err(error)) => drop(reply.send(Err(error.again()))),
+                (Owed::Forgotten(reply, _), Err(error)) => drop(reply.send(Err(error.again()))),
+            }
+        }
+    }
+
+    fn make_durable(&self, out: &Outcomes) -> Result<(), CasError> {
+        let Some(disk) = &self.disk else { return Ok(()) };
+        for change in &out.changes {
+            match change {
+                Change::Name(name, asset) => disk.note_name(name, Some(asset))?,
+                Change::NoName(name) => disk.note_name(name, None)?,
+                Change::Object(..) | Change::NoObject(_) => {}
+            }
+        }
+        disk.sync_folders(&out.folders)?;
+        if out.changes.is_empty() {
+            return Ok(());
+        }
+        disk.commit(&out.changes).map_err(|error| match error {
+            super::DiskError::Index(redb::Error::Io(error)) | super::DiskError::Folder(_, error) => {
+                error.into()
+            }
+            super::DiskError::Index(error) => CasError::Io(error.to_string()),
+        })
+    }
+
+    /// Takes the catalog from the index again. Files that no row leads to are found by the next scrub.
+    fn start_over(&self) {
+        let Some(disk) = &self.disk else { return };
+        let mut catalog = Catalog::new(&self.settings.load().pins);
+        match disk.load(&mut catalog) {
+            Ok(_) => *self.catalog.lock() = catalog,
+            Err(error) => tracing::error!(%error, "the index cannot be read"),
+        }
+    }
+
+    fn unlink(&self, going: &[Address]) {
+        let Some(disk) = &self.disk else { return };
+        for address in going {
+            // It may have come back within the batch.
+            if self.catalog.lock().object(address).is_none() {
+                disk.unlink(address);
+            }
+        }
+    }
+
+    fn put_one(&self, put: Put, out: &mut Outcomes) -> Result<Stored, CasError> {
+        let Put { arrived, name } = put;
+        let (address, len) = (arrived.address, arrived.len);
+        let Some(new) = name else {
+            let new = self.place(arrived, true, out)?;
+            return Ok(Stored { address, len, new });
+        };
+        {
+            let catalog = self.catalog.lock();
+            meets(&new.conditions, catalog.asset(&new.name).map(|asset| &**asset))?;
+            if catalog.asset(&new.name).is_none() && catalog.names() >= NAMES_MAX {
+                return Err(CasError::Full);
+            }
+        }
+        self.place(arrived, false, out)?;
+        let mut variants = vec![(Coding::Identity, address)];
+        for (coding, encoded) in new.encoded {
+            let encoded_address = encoded.address;
+            // An encoding is a convenience: the object is stored without it if there is no room.
+            if self.place(encoded, false, out).is_ok() {
+                variants.push((coding, encoded_address));
+            }
+        }
+        let mut catalog = self.catalog.lock();
+        // Room for an encoding may have been made at the cost of what came before it.
+        variants.retain(|(_, address)| catalog.object(address).is_some());
+        if variants.first().is_none_or(|(coding, _)| *coding != Coding::Identity) {
+            return Err(CasError::Full);
+        }
+        let asset =
+            Arc::new(Asset { content_type: new.content_type, modified: now(), keys: new.keys, variants });
+        let former = catalog.set_name(&new.name, asset.clone());
+        out.changes.push(Change::Name(new.name.into(), asset));
+        if let Some(former) = &former {
+            drop_unused(&mut catalog, former, out);
+        }
+        Ok(Stored { address, len, new: former.is_none() })
+    }
+
+    /// Puts an object into its place, unless it is there; true if it was not.
+    fn place(&self, arrived: Arrived, direct: bool, out: &mut Outcomes) -> Result<bool, CasError> {
+        let Arrived { address, sha256, len, bytes } = arrived;
+        {
+            let mut catalog = self.catalog.lock();
+            if let Some(object) = catalog.object_mut(&address) {
+                if direct && !object.direct || object.sha256.is_none() {
+                    (object.direct, object.sha256) = (object.direct || direct, Some(sha256));
+                    out.changes.push(Change::Object(address, object.clone()));
+                }
+                if !object.condition.bad.load(Ordering::Relaxed) {
+                    return Ok(false);
+                }
+                drop(catalog);
+                // The good bytes take the place of the bad ones; its readers have the file they opened.
+                self.publish(&address, &bytes, out)?;
+                if let Some(object) = self.catalog.lock().object_mut(&address) {
+                    object.condition = Arc::default();
+                }
+                return Ok(false);
+            }
+            let mut going = Vec::new();
+            if !catalog.make_room(len, self.settings.load().max_bytes, &mut going) {
+                return Err(CasError::Full);
+            }
+            for victim in going {
+                drop_object(&mut catalog, victim, &mut out.changes);
+                out.going.push(victim);
+            }
+        }
+        self.publish(&address, &bytes, out)?;
+        let bytes = if let ArrivedBytes::Memory(bytes) = bytes { Some(bytes) } else { None };
+        let object =
+            Object { len, sha256: Some(sha256), direct, stored: now(), bytes, condition: Arc::default() };
+        self.catalog.lock().add(address, object.clone());
+        out.changes.push(Change::Object(address, object));
+        Ok(true)
+    }
+
+    fn publish(&self, address: &Address, bytes: &ArrivedBytes, out: &mut Outcomes) -> Result<(), CasError> {
+        let Some(disk) = &self.disk else { return Ok(()) };
+        disk.publish(address, bytes, &mut out.folders).map_err(|error| {
+            tracing::error!(%error, "an object could not be put into its place");
+            CasError::from(error)
+        })
+    }
+
+    fn adopt(&self, address: Address, len: u64, stored: u64, out: &mut Outcomes) {
+        let mut catalog = self.catalog.lock();
+        let room = self.settings.load().max_bytes.saturating_sub(catalog.bytes());
+        if catalog.object(&address).is_some() {
+            return;
+        }
+        if len > room {
+            // Nobody was promised it, and others would have to go for it.
+            out.going.push(address);
+            return;
+        }
+        let object =
+            Object { len, sha256: None, direct: true, stored, bytes: None, condition: Arc::default() };
+        catalog.add(address, object.clone());
+        out.changes.push(Change::Object(address, object));
+    }
+
+    fn forget_some(
+        &self,
+        which: &Names,
+        conditions: &Preconditions,
+        out: &mut Outcomes,
+    ) -> Result<usize, CasError> {
+        let mut catalog = self.catalog.lock();
+        if let Names::Path(path) = which {
+            meets(conditions, catalog.asset(path).map(|asset| &**asset))?;
+        }
+        let names = catalog.select(which);
+        for name in &names {
+            if let Some(asset) = catalog.forget(name) {
+                out.changes.push(Change::NoName(name.clone()));
+                drop_unused(&mut catalog, &asset, out);
+            }
+        }
+        Ok(names.len())
+    }
+}
+
+impl CasError {
+    /// The same for the next of those who wait for one batch.
+    fn again(&self) -> CasError {
+        match self {
+            CasError::Full => CasError::Full,
+            other => CasError::Io(other.to_string()),
+        }
+    }
+}
+
+/// Takes an object out, and with it the names that stood for it.
+fn drop_object(catalog: &mut Catalog, address: Address, changes: &mut Vec<Change>) {
+    let Removed { gone, changed } = catalog.remove(&address);
+    changes.push(Change::NoObject(address));
+    changes.extend(gone.into_iter().map(Change::NoName));
+    changes.extend(changed.into_iter().map(|(name, asset)| Change::Name(name, asset)));
+}
+
+/// Takes out the objects of an asset that nothing needs any more.
+fn drop_unused(catalog: &mut Catalog, former: &Asset, out: &mut Outcomes) {
+    for (_, address) in &former.variants {
+        if catalog.is_unused(address) {
+            drop_object(catalog, *address, &mut out.changes);
+            out.going.push(*address);
+        }
+    }
+}
+
+fn meets(conditions: &Preconditions, current: Option<&Asset>) -> Result<(), CasError> {
+    let tags: Vec<String> =
+        current.iter().flat_map(|asset| &asset.variants).map(|(_, address)| address.etag()).collect();
+    let etags: Vec<&str> = tags.iter().map(String::as_str).collect();
+    let validators = current.map(|asset| Validators { etags: &etags, modified: Some(asset.modified) });
+    match conditions.evaluate(&Method::PUT, validators) {
+        Outcome::Proceed => Ok(()),
+        Outcome::NotModified | Outcome::Failed => Err(CasError::Precondition),
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

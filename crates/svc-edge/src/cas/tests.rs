@@ -1,0 +1,279 @@
+//! The store as a whole: durable, checked, bounded.
+
+use super::*;
+use crate::semantics::Coding;
+use http::HeaderMap;
+use http::header::{IF_MATCH, IF_NONE_MATCH};
+use ron_kernel::kernel::Kernel;
+use std::time::Duration;
+
+fn settings(max_bytes: u64, trust: Trust) -> Settings {
+    Settings { max_bytes, trust, pins: vec!["pinned".to_owned()] }
+}
+
+struct Store {
+    kernel: Kernel,
+    cas: Arc<Cas>,
+}
+
+impl Store {
+    fn open(folder: Option<&Path>, settings: Settings) -> Store {
+        let kernel = Kernel::new();
+        let service = kernel.service("edge");
+        let (cas, changes) = Cas::open(&service, folder, true, settings).unwrap();
+        let (keeping, changes, own) = (cas.clone(), Arc::new(changes), service.clone());
+        service.permanent("keeper", 0, move || keep(keeping.clone(), changes.clone(), own.clone()));
+        let (scrubbing, own) = (cas.clone(), service.clone());
+        service.permanent("scrub", 0, move || {
+            scrub(scrubbing.clone(), own.clone(), || Duration::from_secs(3600))
+        });
+        Store { kernel, cas }
+    }
+
+    /// Ends it as a drain does, so that the folder can be opened again.
+    async fn close(self) {
+        let drained = self.kernel.drain(Duration::from_secs(2), &[]).await;
+        assert!(drained.stragglers.is_empty(), "{drained:?}");
+        let mut cas = self.cas;
+        drop(self.kernel);
+        for _ in 0..200 {
+            match Arc::try_unwrap(cas) {
+                Ok(_) => return,
+                Err(held) => cas = held,
+            }
+            tokio::task::yield_now().await;
+        }
+        panic!("somebody still holds the store");
+    }
+
+    fn arrived(&self, bytes: &[u8]) -> Arrived {
+        let mut upload = self.cas.upload().unwrap();
+        for piece in bytes.chunks(100_000) {
+            upload.write(piece).unwrap();
+        }
+        upload.finish(true).unwrap()
+    }
+
+    async fn put(&self, bytes: &[u8]) -> Result<Stored, CasError> {
+        self.cas.put(Put { arrived: self.arrived(bytes), name: None }).await
+    }
+
+    async fn put_name(&self, name: &str, bytes: &[u8], conditions: &HeaderMap) -> Result<Stored, CasError> {
+        let new = NewName {
+            name: name.to_owned(),
+            content_type: "text/plain".to_owned(),
+            keys: vec!["all".to_owned()],
+            encoded: vec![(Coding::Gzip, self.arrived(format!("gzip of {name}").as_bytes()))],
+            conditions: Preconditions::of(conditions, 0),
+        };
+        self.cas.put(Put { arrived: self.arrived(bytes), name: Some(new) }).await
+    }
+
+    fn read(&self, address: &Address) -> Result<Vec<u8>, ReadError> {
+        let object = self.cas.object(address).ok_or(ReadError::Gone)?;
+        let mut reader = self.cas.reader(*address, &object)?;
+        let (mut at, mut out) = (0, Vec::new());
+        while at < reader.len {
+            let bytes = reader.read(&(at..reader.len))?;
+            at += bytes.len() as u64;
+            out.extend_from_slice(&bytes);
+        }
+        Ok(out)
+    }
+
+    fn path_of(&self, address: &Address) -> std::path::PathBuf {
+        self.cas.disk.as_ref().unwrap().path_of(address)
+    }
+}
+
+fn bytes(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|n| (n.wrapping_mul(31) >> 3) as u8 ^ seed).collect()
+}
+
+fn flip(path: &Path, at: u64) {
+    use std::os::unix::fs::FileExt as _;
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 4], at).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_stored_is_there_after_a_restart_and_after_the_index_was_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let large = bytes(1_000_000, 1);
+    let store = Store::open(Some(folder.path()), settings(1 << 30, Trust::Never));
+    let first = store.put(&large).await.unwrap();
+    assert_eq!((first.address, first.new), (blake3::hash(&large).into(), true));
+    assert!(!store.put(&large).await.unwrap().new, "once is enough");
+    let named = store.put_name("a/b.txt", b"hello", &HeaderMap::new()).await.unwrap();
+    assert_eq!(store.cas.bytes(), 1_000_000 + 5 + 15);
+    store.close().await;
+    for lost in [false, true] {
+        if lost {
+            std::fs::remove_file(folder.path().join("index.redb")).unwrap();
+            std::fs::write(folder.path().join("tmp/half"), b"of a former life").unwrap();
+        }
+        let store = Store::open(Some(folder.path()), settings(1 << 30, Trust::Never));
+        assert_eq!(store.read(&first.address).unwrap(), large);
+        let found = store.cas.asset("a/b.txt").unwrap();
+        let variants: Vec<_> =
+            found.variants.iter().map(|(variant, _)| (variant.coding, variant.len)).collect();
+        assert_eq!(variants, [(Coding::Identity, 5), (Coding::Gzip, 15)]);
+        assert_eq!(found.variants[0].0.address, named.address);
+        assert_eq!(found.variants[0].1.sha256.is_none(), lost, "it is learnt by the scrub");
+        assert_eq!(store.cas.bytes(), 1_000_020);
+        assert_eq!(std::fs::read_dir(folder.path().join("tmp")).unwrap().count(), 0);
+        if lost {
+            store.cas.progress().begin();
+            while store.cas.asset("a/b.txt").unwrap().variants[0].1.sha256.is_none() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+        store.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_that_cannot_be_read_is_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path()), settings(1 << 30, Trust::Never));
+    let stored = store.put_name("x", b"some bytes", &HeaderMap::new()).await.unwrap();
+    store.close().await;
+    std::fs::write(folder.path().join("index.redb"), bytes(10_000, 9)).unwrap();
+    let store = Store::open(Some(folder.path()), settings(1 << 30, Trust::Never));
+    assert_eq!(store.cas.asset("x").unwrap().variants[0].0.address, stored.address);
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flipped_bit_is_found_where_it_is_and_storing_the_object_again_mends_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path()), settings(1 << 30, Trust::Never));
+    let large = bytes(700_000, 2);
+    let stored = store.put(&large).await.unwrap();
+    flip(&store.path_of(&stored.address), 500_000);
+    let object = store.cas.object(&stored.address).unwrap();
+    let mut reader = store.cas.reader(stored.address, &object).unwrap();
+    assert_eq!(reader.read(&(0..1000)).unwrap(), &large[..1000], "the part before it is good");
+    assert_eq!(reader.read(&(600_000..600_010)).unwrap(), &large[600_000..600_010], "and so is that behind");
+    assert!(matches!(reader.read(&(499_999..500_001)), Err(ReadError::Corrupt)));
+    store.cas.note_bad();
+    assert!(store.cas.has_bad());
+    assert!(!store.put(&large).await.unwrap().new);
+    assert_eq!(store.read(&stored.address).unwrap(), large);
+    assert!(!store.cas.has_bad(), "the good bytes took the place of the bad ones");
+    let path = store.path_of(&stored.address);
+    std::fs::File::options().write(true).open(path).unwrap().set_len(600_000).unwrap();
+    assert!(
+        matches!(store.read(&stored.address), Err(ReadError::Corrupt)),
+        "bytes that are missing are seen too"
+    );
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_is_checked_once_and_again_when_its_file_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path()), settings(1 << 30, Trust::IfChecked));
+    let small = bytes(5000, 3);
+    let stored = store.put(&small).await.unwrap();
+    let path = store.path_of(&stored.address);
+    assert_eq!(store.read(&stored.address).unwrap(), small);
+    let object = store.cas.object(&stored.address).unwrap();
+    let before = std::fs::metadata(&path).unwrap().modified().unwrap();
+    // Bad bytes under the same stamp are what a first read does not see; only the scrub does.
+    flip(&path, 100);
+    std::fs::File::options().write(true).open(&path).unwrap().set_modified(before).unwrap();
+    assert!(store.read(&stored.address).is_ok());
+    store.cas.progress().begin();
+    while store.cas.progress().passes.load(Ordering::Relaxed) == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(store.cas.progress().bad.load(Ordering::Relaxed), 1);
+    assert!(object.condition.bad.load(Ordering::Relaxed) && store.cas.has_bad());
+    assert!((store.cas.progress().ratio() - 1.0).abs() < 1e-9);
+    std::fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_modified(before + Duration::from_secs(1))
+        .unwrap();
+    assert!(matches!(store.read(&stored.address), Err(ReadError::Corrupt)), "another stamp, another check");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_outboard_is_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path()), settings(1 << 30, Trust::Never));
+    let large = bytes(300_000, 4);
+    let stored = store.put(&large).await.unwrap();
+    let outboard = store.cas.disk.as_ref().unwrap().outboard_of(&stored.address);
+    let good = std::fs::read(&outboard).unwrap();
+    std::fs::remove_file(&outboard).unwrap();
+    assert_eq!(store.read(&stored.address).unwrap(), large);
+    assert_eq!(std::fs::read(&outboard).unwrap(), good);
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_there_is_no_room_the_least_wanted_go_and_never_the_pinned() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path()), settings(100_000, Trust::Never));
+    store.put_name("pinned", &bytes(10_000, 0), &HeaderMap::new()).await.unwrap();
+    let first = store.put_name("first", &bytes(10_000, 1), &HeaderMap::new()).await.unwrap();
+    for seed in 2..40 {
+        store.put(&bytes(10_000, seed)).await.unwrap();
+        assert!(store.cas.bytes() <= 100_000);
+    }
+    assert!(store.cas.asset("pinned").is_some());
+    assert!(store.cas.asset("first").is_none(), "a name goes with its object");
+    assert!(!store.path_of(&first.address).exists(), "and so does the file");
+    assert!(matches!(store.put(&bytes(100_001, 0)).await, Err(CasError::Full)));
+    assert!(matches!(store.cas.can_hold(100_001), Err(CasError::Full)));
+    store.close().await;
+    let store = Store::open(Some(folder.path()), settings(100_000, Trust::Never));
+    assert!(store.cas.asset("pinned").is_some() && store.cas.bytes() <= 100_000);
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_change_under_conditions_and_objects_go_with_their_last_name() {
+    let store = Store::open(None, settings(1 << 20, Trust::Never));
+    let with = |name, value: &str| HeaderMap::from_iter([(name, value.parse().unwrap())]);
+    let one = store.put_name("n", b"one", &with(IF_NONE_MATCH, "*")).await.unwrap();
+    let again = store.put_name("n", b"two", &with(IF_NONE_MATCH, "*")).await;
+    assert!(matches!(again, Err(CasError::Precondition)));
+    let two = store.put_name("n", b"two", &with(IF_MATCH, &one.address.etag())).await.unwrap();
+    assert!(!two.new);
+    assert!(store.cas.object(&one.address).is_none(), "nothing led to it any more");
+    let direct = store.put(b"two").await.unwrap();
+    assert!(!direct.new && direct.address == two.address);
+    store.put_name("m/1", b"three", &HeaderMap::new()).await.unwrap();
+    store.put_name("m/2", b"three", &HeaderMap::new()).await.unwrap();
+    let forget = async |which| store.cas.forget(which, Preconditions::default()).await.unwrap();
+    assert_eq!(forget(Names::Prefix("m/".to_owned())).await, 2);
+    assert_eq!(forget(Names::Key("all".to_owned())).await, 1);
+    assert_eq!(forget(Names::Path("n".to_owned())).await, 0);
+    assert_eq!(store.read(&two.address).unwrap(), b"two", "what was stored by its address stays");
+    assert_eq!(store.cas.bytes(), 3);
+    assert!(matches!(store.cas.can_hold(2 << 20), Err(CasError::Amnesia)));
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_no_row_leads_to_is_adopted_by_the_scrub() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path()), settings(1 << 30, Trust::Never));
+    let address = Address::from(blake3::hash(b"orphan"));
+    let path = store.path_of(&address);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(&path, b"orphan").unwrap();
+    store.cas.progress().begin();
+    while store.cas.object(&address).is_none() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(store.read(&address).unwrap(), b"orphan");
+    store.close().await;
+}

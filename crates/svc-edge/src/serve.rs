@@ -1,0 +1,376 @@
+//! The life of a request: rate, room, path, then a look into the store or a change of it.
+
+mod read;
+mod write;
+
+use crate::address::Address;
+use crate::cas::Cas;
+use crate::config::EdgeSettings;
+use crate::semantics::{CacheStatus, decode_path};
+use arc_swap::ArcSwap;
+use http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_METHOD, ALLOW,
+    AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, ORIGIN, REFERRER_POLICY, STRICT_TRANSPORT_SECURITY,
+    VARY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+};
+use http::request::Parts;
+use http::{Method, Request, Response, StatusCode};
+use ron_kernel::admission::bucket::{Rate, Single, Verdict};
+use ron_kernel::admission::deadline::Budget;
+use ron_kernel::http::{Body, ConnInfo, Handler, requests_family};
+use ron_kernel::inventory::LockSpec;
+use ron_kernel::kernel::Service;
+use ron_kernel::metrics::{Counter, Family, Histogram};
+use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID};
+use ron_kernel::reason::{Reason, Rejections};
+use ron_kernel::sync::Permits;
+use ron_kernel::token::{Verifier, Wish};
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+pub(crate) static COUNTERS: LockSpec =
+    LockSpec { service: "edge", name: "counters", rank: 30, guards: "the token bucket of the rate limit" };
+
+const READS: &str = "GET, HEAD, OPTIONS";
+
+/// Everything that follows from one version of the configuration.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    pub(crate) settings: EdgeSettings,
+    /// Whose capabilities are believed.
+    verifier: Verifier,
+}
+
+/// The handler behind the edge's listeners.
+#[derive(Debug)]
+pub(crate) struct Edge {
+    snapshot: ArcSwap<Snapshot>,
+    cas: Arc<Cas>,
+    inflight: Arc<Permits>,
+    /// Encoding takes a core each, so only so many objects are encoded at a time; the others go without.
+    encoders: Arc<Permits>,
+    rate: Single,
+    rejections: Rejections,
+    requests: Arc<Family<Counter, 4>>,
+    latency: Arc<Family<Histogram, 3>>,
+    cache: Arc<Family<Counter, 1>>,
+    busy: Counter,
+    read_timeouts: Counter,
+}
+
+/// What a path means.
+#[derive(Debug, PartialEq, Eq)]
+enum Target {
+    Asset(String),
+    Object(Address),
+    /// Where objects are put whose address is not known beforehand.
+    Objects,
+    Purge,
+}
+
+impl Target {
+    /// `None`: there is nothing of that kind.
+    fn of(path: &str) -> Result<Option<Target>, Rejection> {
+        let Some(rest) = path.strip_prefix("/edge/") else { return Ok(None) };
+        let decoded = decode_path(rest).map_err(|bad| Rejection::new(Reason::Malformed, bad.detail()))?;
+        Ok(match decoded.split_once('/') {
+            None if decoded == "cas" => Some(Target::Objects),
+            None if decoded == "purge" => Some(Target::Purge),
+            Some(("assets", name)) if !name.is_empty() => Some(Target::Asset(name.to_owned())),
+            Some(("cas", address)) => {
+                let bad = || Rejection::new(Reason::Malformed, "expected b3: and 64 digits in lower case");
+                Some(Target::Object(Address::parse(address).ok_or_else(bad)?))
+            }
+            _ => None,
+        })
+    }
+
+    /// As metrics call it.
+    fn label(&self) -> &'static str {
+        match self {
+            Target::Asset(_) => "/edge/assets",
+            Target::Object(_) | Target::Objects => "/edge/cas",
+            Target::Purge => "/edge/purge",
+        }
+    }
+
+    fn allows(&self) -> &'static str {
+        match self {
+            Target::Asset(_) => "GET, HEAD, PUT, DELETE, OPTIONS",
+            Target::Object(_) => "GET, HEAD, PUT, OPTIONS",
+            Target::Objects => "PUT, OPTIONS",
+            Target::Purge => "POST, OPTIONS",
+        }
+    }
+}
+
+impl Edge {
+    pub(crate) fn new(service: &Service, settings: &EdgeSettings, cas: Arc<Cas>, verifier: Verifier) -> Edge {
+        let rejections = Rejections::new(service);
+        let inflight = Permits::new(settings.ingress.max_inflight);
+        expose(service, &cas, &rejections, &inflight);
+        let busy: Arc<Family<Counter, 3>> = service.metrics().family(
+            "busy_rejections_total",
+            "Requests refused or displaced by a full queue.",
+            ["service", "endpoint", "queue"],
+        );
+        let cache: Arc<Family<Counter, 1>> =
+            service.metrics().family("edge_cache_total", "Answers by where they came from.", ["result"]);
+        Edge {
+            snapshot: ArcSwap::from_pointee(Snapshot { settings: settings.clone(), verifier }),
+            cas,
+            inflight,
+            encoders: Permits::new(std::thread::available_parallelism().map_or(1, usize::from)),
+            rate: Single::new(service.inventory(), &COUNTERS),
+            rejections,
+            requests: requests_family(service),
+            latency: service.metrics().family(
+                "request_latency_seconds",
+                "Time from a request's head to its response's head.",
+                ["service", "route", "method"],
+            ),
+            cache,
+            busy: busy.with(["edge", "/edge/assets", ""]),
+            read_timeouts: service.io_timeout("read"),
+        }
+    }
+
+    /// Swaps in a new configuration; requests under way keep the one they began with.
+    pub(crate) fn apply(&self, settings: &EdgeSettings, verifier: Verifier) {
+        self.inflight.set_limit(settings.ingress.max_inflight);
+        self.snapshot.store(Arc::new(Snapshot { settings: settings.clone(), verifier }));
+    }
+
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.load_full()
+    }
+
+    async fn answer(
+        &self,
+        request: Request<Body>,
+        snapshot: &Snapshot,
+        begun: Instant,
+        route: &mut &'static str,
+    ) -> Result<Response<Body>, Rejection> {
+        if let Some(rate) = Rate::new(snapshot.settings.ingress.rps_limit, 1.0)
+            && let Verdict::Empty { wait } = self.rate.take(1.0, rate, begun)
+        {
+            let seconds = wait.as_secs() + 1;
+            return Err(
+                Rejection::new(Reason::RateLimit, "too many requests; slow down").retry_after(seconds)
+            );
+        }
+        let (request, body) = request.into_parts();
+        let target = Target::of(request.uri.path())?;
+        if let Some(target) = &target {
+            *route = target.label();
+        }
+        let allow = HeaderValue::from_static(target.as_ref().map_or(READS, Target::allows));
+        if request.method == Method::OPTIONS {
+            let mut response = Response::new(Body::default());
+            *response.status_mut() = StatusCode::NO_CONTENT;
+            response.headers_mut().insert(ALLOW, allow);
+            return Ok(response);
+        }
+        let target =
+            target.ok_or_else(|| Rejection::new(Reason::NotFound, "nothing of that kind is served"))?;
+        let Some(permit) = self.inflight.try_take() else {
+            self.busy.inc();
+            return Err(Rejection::new(Reason::Busy, "too many requests are being answered").retry_after(1));
+        };
+        let timeout = snapshot.settings.ingress.timeout.0;
+        let budget = Budget::of(&request.headers, timeout, begun, unix_millis)
+            .map_err(|bad| Rejection::new(Reason::Malformed, format!("{} cannot be read", bad.0)))?;
+        if budget.is_over(Instant::now()) {
+            return Err(Rejection::new(Reason::Timeout, "the deadline has passed"));
+        }
+        match (request.method.clone(), target) {
+            (Method::GET | Method::HEAD, Target::Asset(name)) => {
+                self.read_asset(&request, &name, snapshot, budget, permit).await
+            }
+            (Method::GET | Method::HEAD, Target::Object(address)) => {
+                self.read_object(&request, address, snapshot, budget, permit).await
+            }
+            (Method::PUT, Target::Asset(name)) => {
+                self.put_asset(&request, body, name, snapshot, budget).await
+            }
+            (Method::PUT, Target::Object(address)) => {
+                self.put_object(&request, body, Some(address), snapshot, budget).await
+            }
+            (Method::PUT, Target::Objects) => self.put_object(&request, body, None, snapshot, budget).await,
+            (Method::DELETE, Target::Asset(name)) => self.delete(&request, name, snapshot, budget).await,
+            (Method::POST, Target::Purge) => self.purge(&request, body, snapshot, budget).await,
+            _ => Err(Rejection::new(Reason::Method, "the method is not allowed here").header(ALLOW, allow)),
+        }
+    }
+
+    /// Lets in whoever has a capability for this.
+    fn authorize(&self, request: &Parts, scope: &str, snapshot: &Snapshot) -> Result<(), Rejection> {
+        let refuse = |reason, challenge| {
+            Rejection::new(reason, format!("this needs a capability for {scope}"))
+                .header(WWW_AUTHENTICATE, HeaderValue::from_static(challenge))
+        };
+        let sent = request.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let bearer = sent
+            .and_then(|value| value.split_once(' '))
+            .filter(|(kind, _)| kind.eq_ignore_ascii_case("bearer"));
+        let Some((_, token)) = bearer else { return Err(refuse(Reason::Unauth, "Bearer")) };
+        let wish =
+            Wish { scope, method: request.method.as_str(), path: request.uri.path(), audience: "edge" };
+        match snapshot.verifier.authorize(token.trim(), wish, SystemTime::now()) {
+            Ok(_) => Ok(()),
+            Err(Reason::Forbidden) => {
+                Err(Rejection::new(Reason::Forbidden, format!("the capability does not allow {scope} here")))
+            }
+            Err(reason) => Err(refuse(reason, "Bearer error=\"invalid_token\"")),
+        }
+    }
+
+    fn count_cache(&self, status: CacheStatus) {
+        self.cache.with([status.label()]).inc();
+    }
+}
+
+impl Handler for Edge {
+    async fn call(&self, request: Request<Body>, conn: &ConnInfo) -> Response<Body> {
+        let begun = Instant::now();
+        let corr = CorrId::from_headers(request.headers());
+        let snapshot = self.snapshot.load_full();
+        let method = match request.method().as_str() {
+            "GET" => "GET",
+            "HEAD" => "HEAD",
+            "POST" => "POST",
+            "PUT" => "PUT",
+            "DELETE" => "DELETE",
+            "OPTIONS" => "OPTIONS",
+            _ => "other",
+        };
+        let preflight = request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+        let origin = request.headers().get(ORIGIN).cloned();
+        let mut route = "none";
+        // Boxed: a future of this size would make that of every connection as large.
+        let answered = Box::pin(self.answer(request, &snapshot, begun, &mut route)).await;
+        let mut response = answered.unwrap_or_else(|rejection| {
+            self.rejections.count(rejection.reason);
+            rejection.into_response(&corr)
+        });
+        let headers = response.headers_mut();
+        headers.insert(X_CORR_ID, corr.value().clone());
+        headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+        if conn.secure {
+            headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
+        }
+        share(headers, &snapshot.settings.cors.allow_origins, origin, preflight && method == "OPTIONS");
+        let status = response.status();
+        self.requests.with(["edge", route, method, status.as_str()]).inc();
+        let elapsed = begun.elapsed();
+        self.latency.with(["edge", route, method]).observe(elapsed);
+        tracing::debug!(
+            corr_id = corr.as_str(),
+            route,
+            method,
+            status = status.as_u16(),
+            ?elapsed,
+            "request"
+        );
+        response
+    }
+}
+
+/// Tells a browser which pages may read the answer.
+fn share(headers: &mut HeaderMap, allowed: &[String], origin: Option<HeaderValue>, preflight: bool) {
+    if allowed.is_empty() {
+        return;
+    }
+    let everybody = allowed.iter().any(|known| known == "*");
+    if !everybody {
+        headers.append(VARY, HeaderValue::from_static("Origin"));
+    }
+    let Some(origin) = origin else { return };
+    if everybody {
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+    } else if allowed.iter().any(|known| known.as_bytes() == origin.as_bytes()) {
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    } else {
+        return;
+    }
+    let fixed = |text| HeaderValue::from_static(text);
+    let seen = "ETag, Content-Range, Accept-Ranges, Repr-Digest, Cache-Status, Location, X-Corr-ID, X-Reason";
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, fixed(seen));
+    if preflight {
+        let sent = "Authorization, Content-Digest, Content-Type, If-Match, If-Modified-Since, If-None-Match, \
+                    If-Range, If-Unmodified-Since, Range, Surrogate-Key, X-Corr-ID";
+        headers.insert(ACCESS_CONTROL_ALLOW_METHODS, fixed("GET, HEAD, PUT, POST, DELETE"));
+        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, fixed(sent));
+        headers.insert(ACCESS_CONTROL_MAX_AGE, fixed("600"));
+    }
+}
+
+/// Gauges, and the seed's name for what `rejected_total` counts.
+fn expose(service: &Service, cas: &Arc<Cas>, rejections: &Rejections, inflight: &Arc<Permits>) {
+    let (metrics, name) = (service.metrics(), service.name());
+    let seen = inflight.clone();
+    metrics.computed("inflight_requests", "Requests being answered.", "gauge", move |rows| {
+        rows.row(&[("service", name)], seen.used());
+    });
+    let seen = cas.clone();
+    metrics.computed("edge_cas_bytes", "Bytes of all stored objects.", "gauge", move |rows| {
+        rows.row(&[], seen.bytes());
+    });
+    let seen = cas.clone();
+    let help = "Part of the stored bytes that the current or last scrub has read.";
+    metrics.computed("edge_scrub_ratio", help, "gauge", move |rows| rows.row(&[], seen.progress().ratio()));
+    let seen = rejections.clone();
+    metrics.computed("edge_rejects_total", "Requests refused, by reason.", "counter", move |rows| {
+        let mut written: Vec<&str> = Vec::new();
+        for (reason, count) in seen.counts() {
+            // Two reasons may have one code, and then one count.
+            if !written.contains(&reason.code()) {
+                written.push(reason.code());
+                rows.row(&[("reason", reason.code())], count);
+            }
+        }
+    });
+}
+
+fn unix_millis() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A field's value of characters that are known to be allowed in one.
+fn value(text: impl TryInto<HeaderValue>) -> HeaderValue {
+    text.try_into().unwrap_or_else(|_not_a_value| HeaderValue::from_static(""))
+}
+
+const SURROGATE_KEY: HeaderName = HeaderName::from_static("surrogate-key");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_means_one_thing_or_nothing() {
+        let of = |path: &str| Target::of(path).map_err(|rejection| rejection.reason);
+        let asset = |name: &str| Ok(Some(Target::Asset(name.to_owned())));
+        assert_eq!(of("/edge/assets/a/b.png"), asset("a/b.png"));
+        assert_eq!(of("/edge/assets%2Fa"), asset("a"), "decoded once, then taken apart");
+        assert_eq!(
+            (of("/edge/cas"), of("/edge/purge")),
+            (Ok(Some(Target::Objects)), Ok(Some(Target::Purge)))
+        );
+        let address = Address([7; 32]);
+        assert_eq!(of(&format!("/edge/cas/{address}")), Ok(Some(Target::Object(address))));
+        for nothing in
+            ["/", "/edge", "/edge/assets/", "/edge/assets", "/edge/other/x", "/edge/purge/x", "/assets/x"]
+        {
+            assert_eq!(of(nothing), Ok(None), "{nothing}");
+        }
+        for bad in ["/edge/assets/../x", "/edge/assets/%00", "/edge/cas/b3:12", "/edge/", "/edge/assets/%zz"]
+        {
+            assert_eq!(of(bad), Err(Reason::Malformed), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Answers to GET and HEAD.
+
+use super::{Edge, Snapshot, unix_millis, value};
+use crate::address::Address;
+use crate::body::ObjectBody;
+use crate::cas::{Object, ReadError};
+use crate::config::Mode;
+use crate::semantics::{
+    Available, CACHE_STATUS, CacheStatus, Coding, Decision, Piece, REPR_DIGEST, Variant, decide, repr_digest,
+};
+use http::header::{
+    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG,
+    HeaderMap, HeaderValue, LAST_MODIFIED, VARY,
+};
+use http::request::Parts;
+use http::{Method, Response, StatusCode};
+use ron_kernel::admission::deadline::Budget;
+use ron_kernel::date::http_date;
+use ron_kernel::http::Body;
+use ron_kernel::problem::Rejection;
+use ron_kernel::reason::Reason;
+use ron_kernel::sync::Permit;
+
+/// What is stored under an address never changes.
+const FOREVER: &str = "public, max-age=31536000, immutable";
+/// An answer of at most this many bytes must be taken as a whole within its request's budget.
+const SHORT: u64 = 1 << 20;
+
+/// What is common to all representations of what was asked for.
+struct Resource<'a> {
+    variants: &'a [(Variant, Object)],
+    content_type: &'a str,
+    modified: u64,
+    /// It has several encodings, or may have.
+    negotiated: bool,
+    immutable: bool,
+}
+
+impl Edge {
+    pub(super) async fn read_asset(
+        &self,
+        request: &Parts,
+        name: &str,
+        snapshot: &Snapshot,
+        budget: Budget,
+        permit: Permit,
+    ) -> Result<Response<Body>, Rejection> {
+        let found = self.cas.asset(name).filter(|found| !found.variants.is_empty());
+        let Some(found) = found else {
+            self.count_cache(CacheStatus::Miss);
+            let rejection = match snapshot.settings.mode {
+                Mode::Live => {
+                    Rejection::new(Reason::NotAllowed, "it is not stored, and no origin stands for it")
+                }
+                Mode::Offline => Rejection::new(Reason::NotFound, "it is not stored"),
+            };
+            return Err(rejection.header(CACHE_STATUS, CacheStatus::Miss.value()));
+        };
+        let resource = Resource {
+            variants: &found.variants,
+            content_type: &found.asset.content_type,
+            modified: found.asset.modified,
+            negotiated: true,
+            immutable: false,
+        };
+        self.read(request, &resource, snapshot, budget, permit).await
+    }
+
+    pub(super) async fn read_object(
+        &self,
+        request: &Parts,
+        address: Address,
+        snapshot: &Snapshot,
+        budget: Budget,
+        permit: Permit,
+    ) -> Result<Response<Body>, Rejection> {
+        let Some(object) = self.cas.object(&address) else {
+            self.count_cache(CacheStatus::Miss);
+            let rejection = Rejection::new(Reason::NotFound, "it is not stored");
+            return Err(rejection.header(CACHE_STATUS, CacheStatus::Miss.value()));
+        };
+        let modified = object.stored;
+        let variant = Variant { coding: Coding::Identity, address, len: object.len };
+        let resource = Resource {
+            variants: &[(variant, object)],
+            content_type: "application/octet-stream",
+            modified,
+            negotiated: false,
+            immutable: true,
+        };
+        self.read(request, &resource, snapshot, budget, permit).await
+    }
+
+    async fn read(
+        &self,
+        request: &Parts,
+        resource: &Resource<'_>,
+        snapshot: &Snapshot,
+        budget: Budget,
+        permit: Permit,
+    ) -> Result<Response<Body>, Rejection> {
+        let variants: Vec<Variant> = resource.variants.iter().map(|(variant, _)| *variant).collect();
+        let available = Available {
+            variants: &variants,
+            content_type: resource.content_type,
+            modified: Some(resource.modified),
+        };
+        let several = snapshot.settings.http.multi_range;
+        let decision = decide(&request.method, &request.headers, available, several, unix_millis() / 1000);
+        let chosen = decision.variant;
+        let object =
+            resource.variants.iter().find(|(variant, _)| Some(*variant) == chosen).map(|(_, object)| object);
+        self.count_cache(CacheStatus::Hit);
+        let headers = fields(resource, &decision, object);
+        let (Some(variant), Some(object)) = (chosen, object) else {
+            return Err(refusal(Reason::NotAcceptable, "no stored encoding is acceptable", headers));
+        };
+        object.condition.frequency.note();
+        let mut response = Response::new(Body::default());
+        *response.status_mut() = decision.status;
+        match decision.status {
+            StatusCode::PRECONDITION_FAILED => {
+                return Err(refusal(Reason::Precondition, "a condition of the request is not met", headers));
+            }
+            StatusCode::RANGE_NOT_SATISFIABLE => {
+                return Err(refusal(Reason::InvalidRange, "the range cannot be satisfied", headers));
+            }
+            StatusCode::NOT_MODIFIED => {}
+            _ if request.method == Method::HEAD => {}
+            _ => {
+                let body = self.body(variant.address, object.clone(), decision, budget, permit).await?;
+                *response.body_mut() = body;
+            }
+        }
+        *response.headers_mut() = headers;
+        Ok(response)
+    }
+
+    /// The body, of which the first bytes are read and checked before the answer begins.
+    async fn body(
+        &self,
+        address: Address,
+        object: Object,
+        decision: Decision,
+        budget: Budget,
+        permit: Permit,
+    ) -> Result<Body, Rejection> {
+        let first = decision.pieces.iter().find_map(|piece| match piece {
+            Piece::Bytes(range) => Some(range.clone()),
+            Piece::Text(_) => None,
+        });
+        let Some(first) = first.filter(|range| !range.is_empty()) else { return Ok(Body::default()) };
+        let cas = self.cas.clone();
+        let opened = tokio::task::spawn_blocking(move || {
+            let mut reader = cas.reader(address, &object)?;
+            let bytes = reader.read(&first)?;
+            Ok::<_, ReadError>((reader, bytes))
+        });
+        let Ok(opened) = tokio::time::timeout_at(budget.until.into(), opened).await else {
+            self.read_timeouts.inc();
+            return Err(Rejection::new(Reason::Timeout, "the object could not be read in time"));
+        };
+        let opened = opened.map_err(|lost| {
+            tracing::error!(error = %lost, "a read was lost");
+            Rejection::new(Reason::Internal, "the object could not be read")
+        })?;
+        let (reader, bytes) = opened.map_err(|error| self.unreadable(address, &error))?;
+        let until = if decision.content_length <= SHORT { Some(budget.until) } else { budget.client };
+        if bytes.len() as u64 == decision.content_length {
+            return Ok(Body::full(bytes).ending_by(until));
+        }
+        let left = decision.content_length;
+        let body = ObjectBody::new(self.cas.clone(), reader, bytes, decision.pieces, left, permit);
+        Ok(Body::stream(body).ending_by(until))
+    }
+
+    fn unreadable(&self, address: Address, error: &ReadError) -> Rejection {
+        match error {
+            ReadError::Corrupt => {
+                self.cas.note_bad();
+                Rejection::new(Reason::DigestStored, "the stored bytes are not those of the object")
+            }
+            // It went between the look and the opening.
+            ReadError::Gone => Rejection::new(Reason::NotFound, "it is not stored any more"),
+            ReadError::Io(error) => {
+                tracing::error!(object = %address, %error, "an object cannot be read");
+                Rejection::new(Reason::Internal, "the object could not be read")
+            }
+        }
+    }
+}
+
+/// The fields of an answer, be it good or not.
+fn fields(resource: &Resource<'_>, decision: &Decision, object: Option<&Object>) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(16);
+    headers.insert(CACHE_STATUS, CacheStatus::Hit.value());
+    if resource.negotiated {
+        headers.insert(VARY, HeaderValue::from_static("Accept-Encoding"));
+    }
+    if let Some(range) = &decision.content_range {
+        headers.insert(CONTENT_RANGE, value(range.as_str()));
+    }
+    let (Some(variant), Some(object)) = (decision.variant, object) else { return headers };
+    headers.insert(ETAG, value(variant.address.etag()));
+    headers.insert(LAST_MODIFIED, value(http_date(resource.modified)));
+    if resource.immutable {
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static(FOREVER));
+    }
+    if matches!(decision.status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
+        headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+        headers.insert(CONTENT_TYPE, value(decision.content_type.as_str()));
+        headers.insert(CONTENT_LENGTH, decision.content_length.into());
+        if variant.coding != Coding::Identity {
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static(variant.coding.name()));
+        }
+        if let Some(sha256) = &object.sha256 {
+            headers.insert(REPR_DIGEST, value(repr_digest(sha256)));
+        }
+    }
+    headers
+}
+
+/// A refusal that still says what it is about.
+fn refusal(reason: Reason, detail: &'static str, headers: HeaderMap) -> Rejection {
+    let mut rejection = Rejection::new(reason, detail);
+    rejection.headers = headers.into_iter().filter_map(|(name, value)| Some((name?, value))).collect();
+    rejection
+}

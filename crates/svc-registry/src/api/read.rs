@@ -1,0 +1,280 @@
+//! The requests that read: HEAD, entries, items, proposals.
+
+use super::answer::{self, malformed, not_found};
+use super::{Api, Asked, in_time, unreadable};
+use crate::pending::proposed;
+use crate::store::{Gone, RestoreError, changes_signers};
+use crate::view::Items;
+use http::Response;
+use ron_kernel::http::Body;
+use ron_kernel::problem::Rejection;
+use ron_kernel::reason::Reason;
+use ron_kernel::units::Span;
+use ron_log::entry::entry_hash;
+use ron_log::{B3, Judgement, Key, Proposal};
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
+use tokio::sync::broadcast::error::RecvError;
+
+/// Entries of one page of the log, and their bytes.
+const PAGE: u64 = 100;
+const PAGE_MAX: u64 = 1000;
+const PAGE_BYTES: usize = 8 << 20;
+
+impl Api {
+    pub(super) async fn head(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
+        if let Some(wait) = asked.query.text("wait") {
+            let wait: Span = wait.parse().map_err(malformed)?;
+            let after = asked.query.number("after")?.unwrap_or(self.shared.head().version);
+            let longer = async {
+                let mut committed = self.shared.committed.subscribe();
+                while self.shared.head_page.load().version <= after {
+                    if matches!(committed.recv().await, Err(RecvError::Closed)) {
+                        return;
+                    }
+                }
+            };
+            let until = (std::time::Instant::now() + wait.0.min(super::WAIT_MAX)).min(asked.budget.until);
+            tokio::select! {
+                biased;
+                () = self.shared.service.shutdown().draining() => {}
+                _ = tokio::time::timeout_at(until.into(), longer) => {}
+            }
+        }
+        let page = self.shared.head_page.load();
+        let response = match asked.format {
+            answer::Format::Json => answer::raw(200, page.json.clone(), answer::JSON, asked.corr),
+            answer::Format::Cbor => answer::value(200, &page.value, asked.format, asked.corr),
+        };
+        Ok(answer::tagged(response, &page.etag, asked.headers()))
+    }
+
+    pub(super) async fn entry(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
+        let version = asked.part(0).parse().ok().ok_or_else(|| not_found("there is no such version"))?;
+        if version > self.shared.head().version {
+            return Err(not_found("there is no such version yet"));
+        }
+        let found = self.read(&asked, "entry", move |reader| reader.pair(version)).await?;
+        // What is about to be removed is gone already; changes of the signer set stay.
+        let kept = |payload: &[u8]| version >= self.shared.min_version() || changes_signers(version, payload);
+        let Some((record, payload)) = found.filter(|(_, payload)| kept(payload)) else {
+            return self.pruned(version, &asked);
+        };
+        let text = entry_text(&record, &payload);
+        let etag = format!("\"{}\"", entry_hash(&record));
+        Ok(answer::immutable(answer::json(text, asked.format, asked.corr), &etag, asked.headers()))
+    }
+
+    pub(super) async fn log(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
+        let from = asked.query.number("from")?.unwrap_or(self.shared.min_version());
+        let limit = asked.query.number("limit")?.unwrap_or(PAGE).min(PAGE_MAX);
+        if limit == 0 {
+            return Err(malformed("limit must be at least 1"));
+        }
+        let head = self.shared.head().version;
+        if from < self.shared.min_version() {
+            return self.pruned(from, &asked);
+        }
+        let count = (head + 1).saturating_sub(from).min(limit) as usize;
+        let found = self.read(&asked, "log", move |reader| reader.pairs(from, count, PAGE_BYTES)).await?;
+        let next = found.last().map_or(from, |(version, _, _)| version + 1);
+        let mut text = String::from("{\"entries\":[");
+        for (index, (_, record, payload)) in found.iter().enumerate() {
+            text.push_str(if index > 0 { "," } else { "" });
+            text.push_str(&entry_text(record, payload));
+        }
+        let next = if next > head { "null".to_owned() } else { next.to_string() };
+        let _ = write!(text, "],\"next\":{next}}}");
+        let full = found.len() as u64 == limit;
+        let etag = crate::shared::etag(text.as_bytes());
+        let response = answer::json(text, asked.format, asked.corr);
+        // A full page of the past is the same for ever; `next` of it is never null then. Without `from` it begins with
+        // the first version kept, which moves.
+        Ok(if full && asked.query.text("from").is_some() && next != "null" {
+            answer::immutable(response, &etag, asked.headers())
+        } else {
+            answer::tagged(response, &etag, asked.headers())
+        })
+    }
+
+    pub(super) async fn items(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
+        let (version, items) = match self.items_at(&asked).await? {
+            Ok(found) => found,
+            Err(pruned) => return Ok(pruned),
+        };
+        let mut text = format!("{{\"version\":{version},\"items\":[");
+        for (index, (key, (version, body))) in items.sorted(asked.query.text("kind")).into_iter().enumerate()
+        {
+            text.push_str(if index > 0 { "," } else { "" });
+            item_text(&mut text, key, *version, body);
+            text.push('}');
+        }
+        text.push_str("]}");
+        let etag = crate::shared::etag(text.as_bytes());
+        Ok(answer::tagged(answer::json(text, asked.format, asked.corr), &etag, asked.headers()))
+    }
+
+    pub(super) async fn item(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
+        let key = Key::new(asked.part(0), asked.part(1)).map_err(|bad| malformed(bad.to_string()))?;
+        let items = match self.items_at(&asked).await? {
+            Ok((_, items)) => items,
+            Err(pruned) => return Ok(pruned),
+        };
+        let Some((version, body)) = items.get(&key) else { return Err(not_found("there is no such item")) };
+        let mut text = String::new();
+        item_text(&mut text, &key, *version, body);
+        if asked.query.flag("proof")? {
+            let version = *version;
+            let entry = self.read(&asked, "entry", move |reader| reader.pair(version)).await?;
+            let entry = entry.map_or("null".to_owned(), |(record, payload)| entry_text(&record, &payload));
+            let proof = self.proof_under_checkpoint(&asked, version).await?;
+            let _ = write!(text, ",\"entry\":{entry},\"proof\":{proof}");
+        }
+        text.push('}');
+        let etag = crate::shared::etag(text.as_bytes());
+        Ok(answer::tagged(answer::json(text, asked.format, asked.corr), &etag, asked.headers()))
+    }
+
+    /// The items now, or after the version that was asked for; or that it is kept no more.
+    async fn items_at(&self, asked: &Asked<'_>) -> Result<Result<(u64, Items), Response<Body>>, Rejection> {
+        let Some(at) = asked.query.number("at")? else {
+            let view = self.shared.view.load();
+            return Ok(Ok((view.head.version, view.items.clone())));
+        };
+        if at > self.shared.head().version {
+            return Err(not_found("there is no such version yet"));
+        }
+        let permit = self.take(&self.replays, "read", "too many states of the past are being worked out")?;
+        let shared = self.shared.clone();
+        let state = self.shared.reading(move || {
+            let state = shared.store.state_at(at, &shared.roots, &shared.log_key);
+            drop(permit);
+            state
+        });
+        match in_time(asked, state).await? {
+            Ok(Ok(state)) => Ok(Ok((at, Items::of(&state)))),
+            Ok(Err(RestoreError::Store(error))) => Err(unreadable(&error)),
+            Ok(Err(RestoreError::Pruned { .. })) => Ok(Err(self.pruned(at, asked)?)),
+            Ok(Err(RestoreError::Damaged { version, what })) => {
+                self.shared.damaged(version, &what);
+                Err(Rejection::new(Reason::Storage, "the storage cannot be read now"))
+            }
+            Err(_panic) => Err(Rejection::new(Reason::Storage, "the storage cannot be read now")),
+        }
+    }
+
+    pub(super) async fn list_proposals(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
+        let signers = self.shared.view.load().signers.clone();
+        let quorum = json!({"m": signers.threshold(), "n": signers.approvers()});
+        let list = self.read(&asked, "proposals", move |reader| {
+            let mut list = Vec::new();
+            for id in reader.proposals()? {
+                let kept = match reader.proposal(id) {
+                    Ok(Some(kept)) => kept,
+                    Ok(None) => continue,
+                    Err(error) if error.is_damage() => {
+                        list.push(json!({"proposal_id": id.to_string(), "state": "damaged"}));
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
+                let payload: Value = serde_json::from_slice(&kept.payload).unwrap_or_default();
+                let by: Vec<&str> = kept.approvals.iter().map(|approval| approval.signer.as_str()).collect();
+                list.push(json!({
+                    "proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": "pending",
+                    "received_at": kept.received_at, "expires_at": kept.ends_at, "note": payload["note"],
+                    "base_version": payload["base_version"], "signers_version": payload["signers_version"],
+                    "approved_by": by, "quorum": quorum,
+                }));
+            }
+            Ok(list)
+        });
+        let list = list.await?;
+        Ok(answer::value(200, &json!({"proposals": list}), asked.format, asked.corr))
+    }
+
+    pub(super) async fn one_proposal(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
+        let id = B3::parse(asked.part(0));
+        let id = id.ok_or_else(|| malformed("an id is b3: and 64 lowercase hexadecimal digits"))?;
+        let (signers, head) = (self.shared.view.load().signers.clone(), self.shared.head().version);
+        let found = self.read(&asked, "proposal", move |reader| {
+            if let Some(version) = reader.committed(id)? {
+                // Written, and shown to nobody: its flush failed, or is not yet over.
+                if version > head {
+                    return Ok(Some(json!({"proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": "pending"})));
+                }
+                let hash = reader.entry(version)?.map(|record| entry_hash(&record).to_string());
+                let (id, hash) = (id.to_string(), hash.map_or(Value::Null, Value::from));
+                return Ok(Some(json!({"proposal_id": id, "payload_b3": id, "state": "committed", "version": version, "hash": hash})));
+            }
+            if let Some(kept) = reader.proposal(id)? {
+                return Ok(Some(pending_json(id, kept, &signers)));
+            }
+            Ok(reader.gone(id)?.map(|(how, at)| {
+                let state = if how == Gone::Expired { "expired" } else { "withdrawn" };
+                json!({"proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": state, "ended_at": at})
+            }))
+        });
+        let open = || {
+            let state = self.shared.open(id)?;
+            Some(json!({"proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": state}))
+        };
+        let found = match found.await {
+            Ok(found) => found.or_else(open),
+            Err(rejection) => Some(open().ok_or(rejection)?),
+        };
+        let body = found.ok_or_else(|| not_found("no such proposal is known"))?;
+        Ok(answer::value(200, &body, asked.format, asked.corr))
+    }
+
+    /// Says that a version is kept no more, and which checkpoint covers it.
+    pub(super) fn pruned(&self, version: u64, asked: &Asked<'_>) -> Result<Response<Body>, Rejection> {
+        let min = self.shared.min_version.load(Ordering::Acquire);
+        let refused =
+            Rejection::new(Reason::Pruned, format!("version {version} is kept no more; the first is {min}"));
+        self.rejections.count(Reason::Pruned);
+        let checkpoint = self.shared.checkpoint.load().as_deref().map(crate::shared::Signed::json);
+        Ok(answer::problem(refused, json!({"min_version": min, "checkpoint": checkpoint}), asked.corr))
+    }
+}
+
+/// A pending proposal with what its approvals come to.
+fn pending_json(id: B3, kept: crate::store::Kept, signers: &ron_log::SignerSet) -> Value {
+    let payload: Value = serde_json::from_slice(&kept.payload).unwrap_or_default();
+    let approvals: Vec<Value> = kept
+        .approvals
+        .iter()
+        .filter_map(|approval| serde_json::from_str(&approval.canonical()).ok())
+        .collect();
+    let set = Proposal::parse_canonical(kept.payload).ok().as_ref().and_then(proposed);
+    let check = |approval: ron_log::Approval| approval.check(id, signers, set.as_ref()).ok();
+    let checked: Vec<_> = kept.approvals.into_iter().filter_map(check).collect();
+    let judged = Judgement::of(id, &checked, signers, set.as_ref(), crate::shared::now_millis());
+    let met = judged.is_ok_and(|judged| judged.met());
+    json!({
+        "proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": "pending",
+        "received_at": kept.received_at, "expires_at": kept.ends_at, "payload": payload, "approvals": approvals,
+        "quorum": {"m": signers.threshold(), "n": signers.approvers()}, "met": met,
+    })
+}
+
+/// A record with its hash and payload.
+pub(super) fn entry_text(record: &[u8], payload: &[u8]) -> String {
+    let mut text = String::from_utf8_lossy(record).into_owned();
+    text.pop();
+    let _ = write!(
+        text,
+        ",\"hash\":\"{}\",\"payload\":{}}}",
+        entry_hash(record),
+        String::from_utf8_lossy(payload)
+    );
+    text
+}
+
+/// An item without the closing brace.
+fn item_text(out: &mut String, key: &Key, version: u64, body: &str) {
+    let _ =
+        write!(out, "{{\"kind\":{},\"id\":{}", Value::from(key.kind.as_str()), Value::from(key.id.as_str()));
+    let _ = write!(out, ",\"version\":{version},\"body\":{body}");
+}

@@ -1,0 +1,108 @@
+//! The registry's own numbers.
+
+use ron_kernel::kernel::Service;
+use ron_kernel::metrics::{Counter, Family, Histogram, Series};
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Debug)]
+pub(crate) struct Numbers {
+    pub(crate) cas_failed: Counter,
+    pub(crate) commit_latency: Histogram,
+    pub(crate) batch_size: Sizes,
+    pub(crate) storage_backoff: Arc<Family<Counter, 1>>,
+    pub(crate) retries: Counter,
+    pub(crate) updates: Arc<Family<Counter, 1>>,
+    pub(crate) recoveries: Arc<Family<Counter, 1>>,
+    pub(crate) verify: Arc<Family<Histogram, 1>>,
+    pub(crate) lagged: Counter,
+    pub(crate) commit_timeouts: Counter,
+    pub(crate) reloaded: Arc<Family<Counter, 1>>,
+    pub(crate) reload_failed: Arc<Family<Counter, 1>>,
+}
+
+impl Numbers {
+    pub(crate) fn new(service: &Service) -> Numbers {
+        let metrics = service.metrics();
+        let plain = |name, help| metrics.family::<Counter, 0>(name, help, []).with([]);
+        Numbers {
+            cas_failed: plain(
+                "commit_cas_fail_total",
+                "Commits that found HEAD moved, or what they touch changed.",
+            ),
+            commit_latency: metrics
+                .family("commit_latency_seconds", "Time from a commit's request to its being durable.", [])
+                .with([]),
+            batch_size: metrics.family("commit_batch_size", "Entries of one durable write.", []).with([]),
+            storage_backoff: metrics.family(
+                "storage_backoff_total",
+                "Reads of the store that were tried again after a pause.",
+                ["op"],
+            ),
+            retries: service.counter("backoff_retries_total", "Calls tried again.", "op", "storage"),
+            updates: metrics.family(
+                "registry_updates_total",
+                "Commits asked for, by what came of them.",
+                ["result"],
+            ),
+            recoveries: metrics.family(
+                "registry_recoveries_total",
+                "Times the registry was read anew from its store, by why.",
+                ["kind"],
+            ),
+            verify: metrics.family(
+                "approval_verify_seconds",
+                "Time to check one approval's signature.",
+                ["alg"],
+            ),
+            lagged: plain("stream_lagged_total", "Streams that were told that they lag."),
+            commit_timeouts: service.io_timeout("commit"),
+            reloaded: metrics.family(
+                "registry_reload_success_total",
+                "Configurations taken over, by where they came from.",
+                ["source"],
+            ),
+            reload_failed: metrics.family(
+                "registry_reload_fail_total",
+                "Configurations that could not be taken over, by why.",
+                ["reason"],
+            ),
+        }
+    }
+}
+
+/// Upper bounds of the counted sizes.
+const BOUNDS: [u64; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+
+/// A histogram of sizes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sizes(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    buckets: [AtomicU64; BOUNDS.len() + 1],
+    sum: AtomicU64,
+}
+
+impl Sizes {
+    pub(crate) fn observe(&self, size: u64) {
+        let bucket = BOUNDS.iter().position(|bound| size <= *bound).unwrap_or(BOUNDS.len());
+        self.0.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        self.0.sum.fetch_add(size, Ordering::Relaxed);
+    }
+}
+
+impl Series for Sizes {
+    const KIND: &'static str = "histogram";
+
+    fn write(&self, out: &mut String, name: &str, _no_labels: &str) {
+        let mut total = 0;
+        for (index, count) in self.0.buckets.iter().enumerate() {
+            total += count.load(Ordering::Relaxed);
+            let bound = BOUNDS.get(index).map_or("+Inf".to_owned(), u64::to_string);
+            let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {total}");
+        }
+        let _ = writeln!(out, "{name}_sum {}\n{name}_count {total}", self.0.sum.load(Ordering::Relaxed));
+    }
+}

@@ -1,0 +1,216 @@
+//! Retention: lets go of records and payloads, strictly under a signed checkpoint, and signs what it did.
+
+use crate::config::Policy;
+use crate::shared::{Shared, now_millis};
+use crate::store::{Replay, RestoreError, StoreError};
+use ron_kernel::channel::Receiver;
+use ron_kernel::task::TaskResult;
+use ron_log::entry::entry_hash;
+use ron_log::snapshot::PruneDigest;
+use ron_log::{B3, Entry, PruneManifest, Snapshot};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Entries and bytes of one batch, and the rest between two: the Committer comes first.
+const BATCH: usize = 256;
+const BATCH_BYTES: usize = 4 << 20;
+const REST: Duration = Duration::from_millis(20);
+/// Entries looked at to find where a cycle ends.
+const CYCLE_MAX: u64 = 100_000;
+
+pub(crate) async fn retain(shared: Arc<Shared>, commands: Arc<Receiver<()>>) -> TaskResult {
+    // What a manifest let go before a crash is removed now.
+    remove(&shared).await?;
+    loop {
+        tokio::select! {
+            biased;
+            () = shared.service.shutdown().draining() => return Ok(()),
+            command = commands.recv() => if command.is_none() { return Ok(()) },
+        }
+        if shared.damage().is_some() {
+            continue;
+        }
+        let working = shared.clone();
+        match tokio::task::spawn_blocking(move || decide(&working)).await {
+            Ok(Ok(false)) => {}
+            Ok(Ok(true)) => remove(&shared).await?,
+            Ok(Err(RestoreError::Damaged { version, what })) => shared.damaged(version, &what),
+            Err(panic) => shared.panicked("retention", &panic.to_string()),
+            Ok(Err(error)) => tracing::warn!(%error, "nothing could be pruned; once more later"),
+        }
+    }
+}
+
+/// Removes what is below the first version kept, in small batches.
+async fn remove(shared: &Arc<Shared>) -> TaskResult {
+    loop {
+        let writer = shared.store.note_writer();
+        let removed = tokio::task::spawn_blocking(move || writer.prune(BATCH)).await;
+        match removed {
+            Ok(Ok(0)) => return Ok(()),
+            Ok(Ok(_)) => {}
+            Err(panic) => {
+                shared.panicked("retention", &panic.to_string());
+                return Ok(());
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "pruned entries could not be removed; once more later");
+                return Ok(());
+            }
+        }
+        tokio::select! {
+            biased;
+            () = shared.service.shutdown().draining() => return Ok(()),
+            () = tokio::time::sleep(REST) => {}
+        }
+    }
+}
+
+/// Decides where the log is to begin, and writes the manifest; true if something is to be removed.
+pub(crate) fn decide(shared: &Shared) -> Result<bool, RestoreError> {
+    let min = shared.min_version();
+    let Some(signed) = shared.checkpoint.load_full() else { return Ok(false) };
+    let wanted = wanted(shared, min)?;
+    // Strictly below the checkpoint, and never HEAD.
+    let keep = wanted.min(signed.size.saturating_sub(1)).min(shared.head().version);
+    if keep <= min {
+        return Ok(false);
+    }
+    let mut digest = PruneDigest::default();
+    let mut at = min;
+    while at < keep {
+        let reader = shared.store.reader()?;
+        let count = usize::try_from(keep - at).unwrap_or(BATCH).min(BATCH);
+        let pairs = reader.pairs(at, count, BATCH_BYTES)?;
+        if pairs.first().is_none_or(|(version, _, _)| *version != at) {
+            let what = "the entry or its payload is missing".to_owned();
+            return Err(RestoreError::Damaged { version: at, what });
+        }
+        for (version, record, payload) in pairs {
+            digest.push(entry_hash(&record), B3::of(&payload));
+            at = version + 1;
+        }
+    }
+    let reader = shared.store.reader()?;
+    let mut replay = Replay::before(&reader, keep, &shared.roots, &shared.log_key)?;
+    replay.run(&reader, keep - 1)?;
+    drop(reader);
+    let log = shared.roots.log.clone();
+    let (state, head) = (replay.state.canonical(), replay.head());
+    let state_b3 = B3::of(state.as_bytes());
+    let snapshot = Snapshot { log: log.clone(), version: head.version, hash: head.hash, state_b3 };
+    let manifest = PruneManifest {
+        log,
+        min_version: keep,
+        size: signed.size,
+        root: signed.root,
+        digest: digest.finish(),
+        pruned_at: now_millis(),
+    };
+    let (note, snapshot) =
+        (manifest.sign(&shared.signing).to_string(), snapshot.sign(&shared.signing).to_string());
+    shared.store.note_writer().manifest(keep, &note, (&snapshot, &state))?;
+    shared.min_version.store(keep, Ordering::Release);
+    tracing::info!(from = min, to = keep, "the registry lets go of its oldest entries");
+    Ok(true)
+}
+
+/// The first version that the policy keeps.
+fn wanted(shared: &Shared, min: u64) -> Result<u64, StoreError> {
+    let settings = shared.settings.load();
+    let retention = &settings.retention;
+    let head = shared.head().version;
+    match retention.policy {
+        Policy::None => Ok(0),
+        Policy::Count => Ok((head + 1).saturating_sub(retention.max_count)),
+        Policy::Age => {
+            let age = u64::try_from(retention.max_age.0.as_millis()).unwrap_or(u64::MAX);
+            let before = now_millis().saturating_sub(age);
+            walk(shared, min, |record, _| record.committed_at < before)
+        }
+        Policy::Size => {
+            let mut over = shared.store.reader()?.kept_bytes()?.saturating_sub(retention.target_bytes.0);
+            walk(shared, min, |_, bytes| {
+                let goes = over > 0;
+                over = over.saturating_sub(bytes);
+                goes
+            })
+        }
+    }
+}
+
+/// The first version from the oldest on that does not go.
+fn walk(
+    shared: &Shared,
+    min: u64,
+    mut goes: impl FnMut(&ron_log::EntryRecord, u64) -> bool,
+) -> Result<u64, StoreError> {
+    let mut at = min;
+    while at < min + CYCLE_MAX {
+        let pairs = shared.store.reader()?.pairs(at, BATCH, BATCH_BYTES)?;
+        if pairs.is_empty() {
+            break;
+        }
+        for (version, record, payload) in pairs {
+            let bytes = (record.len() + payload.len()) as u64;
+            let entry = Entry::parse(record);
+            let entry = entry.map_err(|bad| StoreError::Damaged(format!("version {version}: {bad}")))?;
+            if !goes(entry.record(), bytes) {
+                return Ok(version);
+            }
+            at = version + 1;
+        }
+    }
+    Ok(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpointor::make;
+    use crate::config::{RegistrySettings, RetentionSettings};
+    use crate::fixture::{Fixture, log_key, roots};
+    use ron_kernel::units::{Size, Span};
+    use ron_log::Note;
+
+    fn registry(retention: RetentionSettings) -> Fixture {
+        let mut registry = Fixture::new(RegistrySettings { retention, ..RegistrySettings::default() });
+        registry.grow(20);
+        assert!(!decide(&registry.shared).unwrap(), "nothing goes before a checkpoint covers it");
+        let (signed, _) = make(&registry.shared, None).unwrap();
+        registry.shared.publish_checkpoint(signed);
+        registry.grow(5);
+        registry
+    }
+
+    fn settings(policy: Policy) -> RetentionSettings {
+        RetentionSettings { policy, max_age: Span::millis(10), max_count: 3, target_bytes: Size(1) }
+    }
+
+    #[test]
+    fn each_policy_prunes_under_the_checkpoint_alone_and_signs_it() {
+        for policy in [Policy::Age, Policy::Count, Policy::Size] {
+            let registry = registry(settings(policy));
+            let begun = now_millis();
+            while now_millis() < begun + 20 {
+                std::thread::yield_now();
+            }
+            assert!(decide(&registry.shared).unwrap());
+            let store = &registry.shared.store;
+            assert_eq!(registry.shared.min_version(), 20, "{policy:?}: the checkpoint has size 21");
+            let manifests = store.reader().unwrap().manifests().unwrap();
+            let manifest = PruneManifest::verify(&Note::parse(&manifests[0]).unwrap(), &log_key()).unwrap();
+            assert_eq!((manifest.min_version, manifest.size), (20, 21));
+            assert_eq!(store.note_writer().prune(7).unwrap(), 7);
+            assert_eq!(store.note_writer().prune(100).unwrap(), 13);
+            let reader = store.reader().unwrap();
+            assert!(reader.pair(19).unwrap().is_none() && reader.pair(20).unwrap().is_some());
+            let restored = store.restore(&roots(), &log_key()).unwrap();
+            assert_eq!(restored.state.head(), registry.shared.head().head());
+            assert_eq!(restored.tree.root(), registry.shared.view.load().tree.root());
+            assert!(store.state_at(19, &roots(), &log_key()).is_ok(), "the snapshot it begins with");
+        }
+        assert!(!decide(&registry(settings(Policy::None)).shared).unwrap());
+    }
+}

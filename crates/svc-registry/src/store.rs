@@ -1,0 +1,335 @@
+//! What the registry keeps: entries, payloads, tiles, proposals, notes and HEAD, in one embedded database.
+//!
+//! A [`Store`] reads. Writing takes one of two types: a [`LogWriter`], of which there is one and which the
+//! Committer owns, moves HEAD; a [`NoteWriter`] adds signed notes and lets go of what they cover, and cannot
+//! touch HEAD. All calls block: they belong on a thread that may.
+
+mod disk;
+mod read;
+mod restore;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub use disk::Disk;
+pub(crate) use read::changes_signers;
+pub use read::{Gone, Kept, Reader};
+pub use restore::{Replay, RestoreError, Restored, good_snapshot};
+#[cfg(test)]
+pub(crate) use tests::Faulty;
+pub use write::{Changes, LogWriter, NoteWriter};
+
+use arc_swap::ArcSwapOption;
+use redb::{Database, ReadableDatabase as _, TableDefinition};
+use ron_log::{Head, TrustRoots};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of pages kept in memory.
+const CACHE: usize = 64 << 20;
+/// How long a close waits for those who read.
+const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
+/// Room that must be left on the disk before anything is written.
+const RESERVE: u64 = 1 << 20;
+
+/// The database's file in the registry's folder.
+pub const FILE: &str = "registry.redb";
+
+/// By version.
+const ENTRIES: TableDefinition<u64, &[u8]> = TableDefinition::new("entries");
+/// By version; the record names the hash.
+const PAYLOADS: TableDefinition<u64, &[u8]> = TableDefinition::new("payloads");
+/// Level and place to hashes.
+const TILES: TableDefinition<(u8, u64), &[u8]> = TableDefinition::new("tiles");
+/// The hash of a committed payload to its version.
+const COMMITTED: TableDefinition<&[u8], u64> = TableDefinition::new("committed");
+/// The hash of a pending payload to when it came, when it ends, and its bytes.
+const PROPOSALS: TableDefinition<&[u8], (u64, u64, &[u8])> = TableDefinition::new("proposals");
+/// The hash of a pending payload and a signer's name to the approval.
+const APPROVALS: TableDefinition<&[u8], &[u8]> = TableDefinition::new("approvals");
+/// The hash of a payload that was withdrawn or has ended to which, and when.
+const GONE: TableDefinition<&[u8], (u8, u64)> = TableDefinition::new("gone");
+/// Tree size to note.
+const CHECKPOINTS: TableDefinition<u64, &[u8]> = TableDefinition::new("checkpoints");
+/// Version to note and state.
+const SNAPSHOTS: TableDefinition<u64, (&[u8], &[u8])> = TableDefinition::new("snapshots");
+/// First version kept to note.
+const MANIFESTS: TableDefinition<u64, &[u8]> = TableDefinition::new("manifests");
+/// Single values: the roots, HEAD, the first version kept, bytes of records and payloads.
+const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
+
+const ROOTS: &str = "roots";
+const HEAD: &str = "head";
+const MIN_VERSION: &str = "min_version";
+const KEPT_BYTES: &str = "kept_bytes";
+
+/// Why the store did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// Nothing was written.
+    #[error("no room is left for the registry's store")]
+    Full,
+    /// What was being written may be there or not.
+    #[error("a flush failed; nothing is written before a restart")]
+    FlushFailed,
+    /// A flush failed before; nothing was written.
+    #[error("writing has stopped after a failed flush, until a restart")]
+    Stopped,
+    #[error("the store is closed")]
+    Closed,
+    /// HEAD is not what the writer believes; nothing was written.
+    #[error("HEAD has moved")]
+    HeadMoved,
+    #[error("the store: {0}")]
+    Database(Box<redb::Error>),
+    /// What was read is not what was written.
+    #[error("{0}")]
+    Damaged(String),
+}
+
+impl StoreError {
+    /// Whether what is stored is not what was stored, rather than not to be had now.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            StoreError::Damaged(_) => true,
+            StoreError::Database(error) => matches!(**error, redb::Error::Corrupted(_)),
+            _ => false,
+        }
+    }
+
+    fn of(error: impl Into<redb::Error>) -> StoreError {
+        StoreError::Database(Box::new(error.into()))
+    }
+}
+
+/// Why a store cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    #[error("{0}: {1}")]
+    File(String, std::io::Error),
+    #[error("{0}")]
+    Store(#[from] StoreError),
+    #[error("the store is that of trust roots {0}; {1} were given")]
+    OtherRoots(ron_log::B3, ron_log::B3),
+}
+
+/// Does what opens and reads the store of a folder. redb panics where a page makes no sense to it; whatever was used
+/// then is not used again, so that it can be told as the damage it is.
+pub fn reading<T, E: From<StoreError>>(dir: &Path, read: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    let read = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read));
+    read.unwrap_or_else(|_panic| {
+        let file = dir.join(FILE);
+        let advice = "make the folder anew from an export with `ron registry import`, or from a copy";
+        Err(StoreError::Damaged(format!("{} is damaged: {advice}", file.display())).into())
+    })
+}
+
+/// The store, for reading. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    disk: Disk,
+    /// None once it was closed.
+    opened: ArcSwapOption<Opened>,
+    /// Somebody has the writer of the log.
+    writer_taken: AtomicBool,
+    /// Bytes of the write that found no room: until there is as much, the disk counts as full.
+    short_of: AtomicU64,
+    /// Somebody opens the database anew.
+    reopening: AtomicBool,
+    /// Until when writes are held up: what an operator may do to see a slow disk.
+    stalled_until: ArcSwapOption<Instant>,
+}
+
+/// The database as opened once.
+#[derive(Debug)]
+struct Opened {
+    database: Database,
+    ended: Arc<AtomicBool>,
+}
+
+impl Opened {
+    fn new(disk: &Disk) -> Result<Opened, StoreError> {
+        let (handle, ended) = disk.handle();
+        let database = Database::builder().set_cache_size(CACHE).create_with_backend(handle);
+        Ok(Opened { database: database.map_err(StoreError::of)?, ended })
+    }
+}
+
+impl Store {
+    /// Opens the store in a folder, which is made if it is not there.
+    pub fn open(dir: &Path, roots: &TrustRoots, fsync: bool) -> Result<Store, OpenError> {
+        let failed = |error| OpenError::File(dir.display().to_string(), error);
+        std::fs::create_dir_all(dir).map_err(failed)?;
+        Store::over(Disk::file(&dir.join(FILE), fsync).map_err(failed)?, roots)
+    }
+
+    /// Opens the store in a folder to be read, and changes nothing there.
+    pub fn look(dir: &Path, roots: &TrustRoots) -> Result<Store, OpenError> {
+        let failed = |error| OpenError::File(dir.display().to_string(), error);
+        Store::over(Disk::looked_at(&dir.join(FILE)).map_err(failed)?, roots)
+    }
+
+    /// A store that leaves nothing behind.
+    pub fn in_memory(roots: &TrustRoots) -> Result<Store, OpenError> {
+        Store::over(Disk::memory(), roots)
+    }
+
+    pub(crate) fn over(disk: Disk, roots: &TrustRoots) -> Result<Store, OpenError> {
+        let opened = Opened::new(&disk)?;
+        let (given, canonical) = (roots.b3(), roots.canonical());
+        let known = write::prepare(&opened.database, &canonical, roots)?;
+        if known != canonical.as_bytes() {
+            return Err(OpenError::OtherRoots(ron_log::B3::of(&known), given));
+        }
+        let inner = Inner {
+            disk,
+            opened: ArcSwapOption::from_pointee(opened),
+            writer_taken: AtomicBool::new(false),
+            short_of: AtomicU64::new(0),
+            reopening: AtomicBool::new(false),
+            stalled_until: ArcSwapOption::empty(),
+        };
+        Ok(Store { inner: Arc::new(inner) })
+    }
+
+    /// The one writer of the log; none while somebody has it.
+    pub fn log_writer(&self) -> Option<LogWriter> {
+        let taken = self.inner.writer_taken.swap(true, Ordering::AcqRel);
+        (!taken).then(|| LogWriter::new(self))
+    }
+
+    /// A writer of notes.
+    pub fn note_writer(&self) -> NoteWriter {
+        NoteWriter::new(self)
+    }
+
+    pub fn disk(&self) -> &Disk {
+        &self.inner.disk
+    }
+
+    /// Everything as it is at one moment.
+    pub fn reader(&self) -> Result<Reader, StoreError> {
+        Ok(Reader::new(self.opened()?.database.begin_read().map_err(StoreError::of)?))
+    }
+
+    /// Holds up every write until this much time has passed.
+    pub fn stall(&self, by: Duration) {
+        self.inner.stalled_until.store(Some(Arc::new(Instant::now() + by)));
+    }
+
+    /// Whether a write can be tried; after a full disk the store is opened anew once there is room.
+    pub fn writable(&self) -> Result<(), StoreError> {
+        self.room_for(self.inner.short_of.load(Ordering::Relaxed))?;
+        self.inner.short_of.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Changes a byte of an entry's record, as a failing disk does.
+    #[cfg(test)]
+    pub(crate) fn spoil(&self, version: u64) {
+        let mut record = self.reader().unwrap().entry(version).unwrap().unwrap();
+        let at = record.len() / 2;
+        record[at] ^= 1;
+        let transaction = self.opened().unwrap().database.begin_write().unwrap();
+        transaction.open_table(ENTRIES).unwrap().insert(version, record.as_slice()).unwrap();
+        transaction.commit().unwrap();
+    }
+
+    /// Changes a byte of a snapshot's state, as a failing disk does.
+    #[cfg(test)]
+    pub(crate) fn spoil_snapshot(&self, version: u64) {
+        let (_, note, mut state) = self.reader().unwrap().snapshot(version).unwrap().unwrap();
+        let at = state.len() / 2;
+        state[at] ^= 1;
+        let transaction = self.opened().unwrap().database.begin_write().unwrap();
+        let row = (note.as_slice(), state.as_slice());
+        transaction.open_table(SNAPSHOTS).unwrap().insert(version, row).unwrap();
+        transaction.commit().unwrap();
+    }
+
+    /// Changes a byte of a pending proposal's payload, as a failing disk does.
+    #[cfg(test)]
+    pub(crate) fn spoil_proposal(&self, id: ron_log::B3) {
+        let mut kept = self.reader().unwrap().proposal(id).unwrap().unwrap();
+        let at = kept.payload.len() / 2;
+        kept.payload[at] ^= 1;
+        let transaction = self.opened().unwrap().database.begin_write().unwrap();
+        let row = (kept.received_at, kept.ends_at, kept.payload.as_slice());
+        transaction.open_table(PROPOSALS).unwrap().insert(id.0.as_slice(), row).unwrap();
+        transaction.commit().unwrap();
+    }
+
+    fn room_for(&self, bytes: u64) -> Result<(), StoreError> {
+        let disk = &self.inner.disk;
+        if disk.flush_failed() {
+            return Err(StoreError::Stopped);
+        }
+        if !disk.has_room(RESERVE.saturating_add(bytes.saturating_mul(4))) {
+            self.inner.short_of.fetch_max(bytes, Ordering::Relaxed);
+            return Err(StoreError::Full);
+        }
+        if disk.is_full() {
+            self.reopen()?;
+        }
+        Ok(())
+    }
+
+    /// After an error of writing redb wants to be opened anew; what was durable is there.
+    fn reopen(&self) -> Result<(), StoreError> {
+        // Two handles at once would each write: who comes second is told what the first found.
+        if self.inner.reopening.swap(true, Ordering::AcqRel) {
+            return Err(StoreError::Full);
+        }
+        let done = if self.inner.disk.is_full() { self.open_anew() } else { Ok(()) };
+        self.inner.reopening.store(false, Ordering::Release);
+        done
+    }
+
+    fn open_anew(&self) -> Result<(), StoreError> {
+        self.opened()?.ended.store(true, Ordering::Release);
+        self.inner.disk.set_full(false);
+        let opened = Opened::new(&self.inner.disk).inspect_err(|_| self.inner.disk.set_full(true))?;
+        self.inner.opened.store(Some(Arc::new(opened)));
+        tracing::info!("the registry's store was opened anew");
+        Ok(())
+    }
+
+    fn opened(&self) -> Result<Arc<Opened>, StoreError> {
+        self.inner.opened.load_full().ok_or(StoreError::Closed)
+    }
+
+    /// Closes the store so that the next start need not look through all of it. Nothing can be read any more.
+    pub fn close(&self) {
+        let Some(mut opened) = self.inner.opened.swap(None) else { return };
+        let until = Instant::now() + CLOSE_PATIENCE;
+        while let Err(shared) = Arc::try_unwrap(opened) {
+            if Instant::now() > until {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            opened = shared;
+        }
+    }
+}
+
+/// HEAD in 40 bytes.
+fn head_bytes(head: Head) -> [u8; 40] {
+    let mut bytes = [0; 40];
+    bytes[..8].copy_from_slice(&head.version.to_be_bytes());
+    bytes[8..].copy_from_slice(&head.hash.0);
+    bytes
+}
+
+fn head_of(bytes: &[u8]) -> Option<Head> {
+    let (version, hash) = bytes.split_first_chunk::<8>()?;
+    Some(Head { version: u64::from_be_bytes(*version), hash: ron_log::B3(hash.try_into().ok()?) })
+}

@@ -1,0 +1,264 @@
+//! What lies under the store: a file or memory, and what is known of its health.
+//!
+//! A failed flush is not passed on as an error: redb would then refuse reads too, and what was durable before
+//! is still good. It is noted here instead, and the store writes nothing any more until the process restarts.
+
+use redb::StorageBackend;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs::File;
+use std::io::{Error, ErrorKind};
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// The bytes a store is kept in; outlives each time it is opened.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    medium: Arc<dyn StorageBackend>,
+    /// Where free room is asked for; memory has none to ask.
+    path: Option<Arc<Path>>,
+    health: Arc<Health>,
+    fsync: bool,
+}
+
+#[derive(Debug, Default)]
+struct Health {
+    flush_failed: AtomicBool,
+    full: AtomicBool,
+}
+
+impl Disk {
+    /// A file, made if it is not there and locked against other processes.
+    pub(super) fn file(path: &Path, fsync: bool) -> std::io::Result<Disk> {
+        let fresh = !path.exists();
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        if file.try_lock().is_err() {
+            let used = format!("{} is in use by another process", path.display());
+            return Err(Error::new(ErrorKind::ResourceBusy, used));
+        }
+        let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let folder = folder.map_or_else(|| PathBuf::from("."), Path::to_owned);
+        if fresh && fsync {
+            // Else a crash could forget the file's name.
+            File::open(&folder)?.sync_all()?;
+        }
+        Ok(Disk { path: Some(folder.into()), fsync, ..Disk::over(FileMedium(file)) })
+    }
+
+    /// A file that is looked at and not changed: what redb writes in order to read it, as after a crash, stays in
+    /// memory. Whoever writes it has it locked.
+    pub(super) fn looked_at(path: &Path) -> std::io::Result<Disk> {
+        let file = File::open(path)?;
+        if file.try_lock_shared().is_err() {
+            let used = format!("{} is in use by another process", path.display());
+            return Err(Error::new(ErrorKind::ResourceBusy, used));
+        }
+        let len = file.metadata()?.len();
+        Ok(Disk::over(Overlay { file, over: Mutex::new(Over { len, stored: len, pages: BTreeMap::new() }) }))
+    }
+
+    pub(super) fn memory() -> Disk {
+        Disk::over(redb::backends::InMemoryBackend::new())
+    }
+
+    /// Any medium; tests give one that fails on request.
+    pub(crate) fn over(medium: impl StorageBackend) -> Disk {
+        Disk { medium: Arc::new(medium), path: None, health: Arc::default(), fsync: true }
+    }
+
+    /// A handle for one opening of the store, and what ends it: a handle that has ended reads and writes nothing,
+    /// so that a reader left over from before does not see what came after.
+    pub(super) fn handle(&self) -> (Handle, Arc<AtomicBool>) {
+        let ended = Arc::new(AtomicBool::new(false));
+        (Handle { disk: self.clone(), ended: ended.clone() }, ended)
+    }
+
+    /// A flush failed: nobody knows what is on the disk.
+    pub fn flush_failed(&self) -> bool {
+        self.health.flush_failed.load(Ordering::Acquire)
+    }
+
+    /// A write found no room.
+    pub(super) fn is_full(&self) -> bool {
+        self.health.full.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_full(&self, full: bool) {
+        self.health.full.store(full, Ordering::Release);
+    }
+
+    /// Whether so many bytes can be written.
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
+        let Some(path) = &self.path else { return true };
+        rustix::fs::statvfs(&**path).is_ok_and(|fs| fs.f_bavail.saturating_mul(fs.f_frsize) >= bytes)
+    }
+
+    fn note<T>(&self, outcome: std::io::Result<T>) -> std::io::Result<T> {
+        if let Err(error) = &outcome
+            && matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+        {
+            self.set_full(true);
+        }
+        outcome
+    }
+}
+
+/// One opening.
+#[derive(Debug)]
+pub(super) struct Handle {
+    disk: Disk,
+    ended: Arc<AtomicBool>,
+}
+
+impl Handle {
+    fn live(&self) -> std::io::Result<&Disk> {
+        if self.ended.load(Ordering::Acquire) {
+            return Err(Error::other("the store was opened anew"));
+        }
+        Ok(&self.disk)
+    }
+}
+
+impl StorageBackend for Handle {
+    fn len(&self) -> std::io::Result<u64> {
+        self.live()?.medium.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        self.live()?.medium.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> std::io::Result<()> {
+        let disk = self.live()?;
+        disk.note(disk.medium.set_len(len))
+    }
+
+    fn sync_data(&self) -> std::io::Result<()> {
+        let disk = self.live()?;
+        if disk.fsync
+            && let Err(error) = disk.medium.sync_data()
+        {
+            tracing::error!(%error, "the registry's store could not be flushed: it is not written any more");
+            disk.health.flush_failed.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        let disk = self.live()?;
+        disk.note(disk.medium.write(offset, data))
+    }
+}
+
+/// A file, and over it what was written, by page.
+#[derive(Debug)]
+struct Overlay {
+    file: File,
+    over: Mutex<Over>,
+}
+
+#[derive(Debug)]
+struct Over {
+    len: u64,
+    /// How much of the file is still below.
+    stored: u64,
+    pages: BTreeMap<u64, Vec<u8>>,
+}
+
+const PAGE: u64 = 4096;
+
+impl Overlay {
+    fn over(&self) -> std::io::Result<MutexGuard<'_, Over>> {
+        self.over.lock().map_err(|_poisoned| Error::other("what was written is in disorder"))
+    }
+
+    /// A page of the file; beyond its end there are zeros.
+    fn page(&self, number: u64, stored: u64) -> std::io::Result<Vec<u8>> {
+        let mut page = vec![0; PAGE as usize];
+        let kept = stored.saturating_sub(number * PAGE).min(PAGE);
+        self.file.read_exact_at(&mut page[..kept as usize], number * PAGE)?;
+        Ok(page)
+    }
+}
+
+/// The parts of a range by page: page, where in it, where in the range.
+fn by_page(offset: u64, len: usize) -> impl Iterator<Item = (u64, Range<usize>, Range<usize>)> {
+    let end = offset + len as u64;
+    (offset / PAGE..end.div_ceil(PAGE)).map(move |page| {
+        let (from, to) = (offset.max(page * PAGE), end.min((page + 1) * PAGE));
+        let within = |base: u64| (from - base) as usize..(to - base) as usize;
+        (page, within(page * PAGE), within(offset))
+    })
+}
+
+impl StorageBackend for Overlay {
+    fn len(&self) -> std::io::Result<u64> {
+        Ok(self.over()?.len)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        let over = self.over()?;
+        if offset + out.len() as u64 > over.len {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        for (number, at, part) in by_page(offset, out.len()) {
+            match over.pages.get(&number) {
+                Some(page) => out[part].copy_from_slice(&page[at]),
+                None => out[part].copy_from_slice(&self.page(number, over.stored)?[at]),
+            }
+        }
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> std::io::Result<()> {
+        let mut over = self.over()?;
+        (over.len, over.stored) = (len, over.stored.min(len));
+        over.pages.retain(|number, _| number * PAGE < len);
+        Ok(())
+    }
+
+    fn sync_data(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        let mut over = self.over()?;
+        for (number, at, part) in by_page(offset, data.len()) {
+            let stored = over.stored;
+            let page = match over.pages.entry(number) {
+                Entry::Occupied(page) => page.into_mut(),
+                Entry::Vacant(place) => place.insert(self.page(number, stored)?),
+            };
+            page[at].copy_from_slice(&data[part]);
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct FileMedium(File);
+
+impl StorageBackend for FileMedium {
+    fn len(&self) -> std::io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        self.0.read_exact_at(out, offset)
+    }
+
+    fn set_len(&self, len: u64) -> std::io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn sync_data(&self) -> std::io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        self.0.write_all_at(data, offset)
+    }
+}

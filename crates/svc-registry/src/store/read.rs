@@ -1,0 +1,282 @@
+//! Reading the store: everything as it was at one moment.
+
+use super::{
+    APPROVALS, CHECKPOINTS, COMMITTED, ENTRIES, GONE, HEAD, KEPT_BYTES, MANIFESTS, META, MIN_VERSION,
+    PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, StoreError, TILES, head_of,
+};
+use redb::{ReadTransaction, ReadableTable as _, ReadableTableMetadata as _, TableDefinition};
+use ron_log::tile::Tile;
+use ron_log::{Approval, B3, Head, Key, Proposal, TrustRoots};
+
+/// A view that does not change.
+#[derive(Debug)]
+pub struct Reader {
+    transaction: ReadTransaction,
+}
+
+/// A pending proposal as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    pub received_at: u64,
+    pub ends_at: u64,
+    pub payload: Vec<u8>,
+    pub approvals: Vec<Approval>,
+}
+
+/// Why a proposal is pending no more, without having been committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gone {
+    Expired,
+    Withdrawn,
+}
+
+/// A record and its payload.
+type Pair = (Vec<u8>, Vec<u8>);
+/// A snapshot: version, note, state.
+type KeptState = (u64, Vec<u8>, Vec<u8>);
+/// Entries and payloads read at a time.
+type Pairs = Vec<(u64, Vec<u8>, Vec<u8>)>;
+
+impl Reader {
+    pub(super) fn new(transaction: ReadTransaction) -> Reader {
+        Reader { transaction }
+    }
+
+    fn table<K: redb::Key + 'static, V: redb::Value + 'static>(
+        &self,
+        table: TableDefinition<K, V>,
+    ) -> Result<redb::ReadOnlyTable<K, V>, StoreError> {
+        self.transaction.open_table(table).map_err(StoreError::of)
+    }
+
+    fn numbered(
+        &self,
+        table: TableDefinition<u64, &'static [u8]>,
+        key: u64,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let found = self.table(table)?.get(key).map_err(StoreError::of)?;
+        Ok(found.map(|found| found.value().to_vec()))
+    }
+
+    fn meta(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let found = self.table(META)?.get(key).map_err(StoreError::of)?;
+        Ok(found.map(|found| found.value().to_vec()))
+    }
+
+    fn number(&self, key: &str) -> Result<u64, StoreError> {
+        let bytes = self.meta(key)?.and_then(|bytes| bytes.try_into().ok());
+        Ok(bytes.map_or(0, u64::from_be_bytes))
+    }
+
+    /// The roots the store was made with.
+    pub fn roots(&self) -> Result<TrustRoots, StoreError> {
+        let bytes = self.meta(ROOTS)?.unwrap_or_default();
+        TrustRoots::parse(&bytes).map_err(|bad| StoreError::Damaged(format!("the pinned trust roots: {bad}")))
+    }
+
+    pub fn head(&self) -> Result<Head, StoreError> {
+        let bytes = self.meta(HEAD)?;
+        bytes.as_deref().and_then(head_of).ok_or_else(|| StoreError::Damaged("HEAD is no HEAD".into()))
+    }
+
+    /// The first version that is kept.
+    pub fn min_version(&self) -> Result<u64, StoreError> {
+        self.number(MIN_VERSION)
+    }
+
+    /// Bytes of the records and payloads kept.
+    pub fn kept_bytes(&self) -> Result<u64, StoreError> {
+        self.number(KEPT_BYTES)
+    }
+
+    pub fn entry(&self, version: u64) -> Result<Option<Vec<u8>>, StoreError> {
+        self.numbered(ENTRIES, version)
+    }
+
+    pub fn payload(&self, version: u64) -> Result<Option<Vec<u8>>, StoreError> {
+        self.numbered(PAYLOADS, version)
+    }
+
+    /// Record and payload of a version.
+    pub fn pair(&self, version: u64) -> Result<Option<Pair>, StoreError> {
+        Ok(self.entry(version)?.zip(self.payload(version)?))
+    }
+
+    /// Records and payloads from a version on, as many as are asked for but no more than so many bytes and one.
+    pub fn pairs(&self, from: u64, count: usize, bytes_max: usize) -> Result<Pairs, StoreError> {
+        let (entries, payloads) = (self.table(ENTRIES)?, self.table(PAYLOADS)?);
+        let (mut found, mut bytes) = (Vec::new(), 0);
+        for row in entries.range(from..).map_err(StoreError::of)?.take(count) {
+            let (version, record) = row.map_err(StoreError::of)?;
+            let Some(payload) = payloads.get(version.value()).map_err(StoreError::of)? else { break };
+            bytes += record.value().len() + payload.value().len();
+            found.push((version.value(), record.value().to_vec(), payload.value().to_vec()));
+            if bytes > bytes_max {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Records from a version on, without their payloads.
+    pub fn entries(&self, from: u64, count: usize) -> Result<Vec<Vec<u8>>, StoreError> {
+        let table = self.table(ENTRIES)?;
+        let rows = table.range(from..).map_err(StoreError::of)?.take(count);
+        rows.map(|row| Ok(row.map_err(StoreError::of)?.1.value().to_vec())).collect()
+    }
+
+    /// What is left of the entries below the first one kept: the changes of the signer set.
+    pub fn former_signers(&self) -> Result<Vec<Pair>, StoreError> {
+        let (entries, payloads) = (self.table(ENTRIES)?, self.table(PAYLOADS)?);
+        let mut found = Vec::new();
+        for row in entries.range(..self.min_version()?).map_err(StoreError::of)? {
+            let (version, record) = row.map_err(StoreError::of)?;
+            let payload = payloads.get(version.value()).map_err(StoreError::of)?;
+            if let Some(payload) = payload.filter(|payload| changes_signers(version.value(), payload.value()))
+            {
+                found.push((record.value().to_vec(), payload.value().to_vec()));
+            }
+        }
+        Ok(found)
+    }
+
+    /// A tile's hashes, cut to the width that is asked for; none if there are not as many.
+    pub fn tile(&self, tile: Tile) -> Result<Option<Vec<u8>>, StoreError> {
+        let found = self.table(TILES)?.get((tile.level, tile.index)).map_err(StoreError::of)?;
+        let wanted = usize::from(tile.width) * 32;
+        Ok(found.and_then(|found| found.value().get(..wanted).map(<[u8]>::to_vec)))
+    }
+
+    /// The same where it must be there.
+    pub fn sure_tile(&self, tile: Tile) -> Result<Vec<u8>, StoreError> {
+        self.tile(tile)?.ok_or_else(|| StoreError::Damaged(format!("tile {tile:?} is missing")))
+    }
+
+    /// The version a payload was committed as.
+    pub fn committed(&self, payload: B3) -> Result<Option<u64>, StoreError> {
+        let found = self.table(COMMITTED)?.get(payload.0.as_slice()).map_err(StoreError::of)?;
+        Ok(found.map(|found| found.value()))
+    }
+
+    pub fn gone(&self, payload: B3) -> Result<Option<(Gone, u64)>, StoreError> {
+        let found = self.table(GONE)?.get(payload.0.as_slice()).map_err(StoreError::of)?;
+        Ok(found.map(|found| {
+            let (how, at) = found.value();
+            (if how == 0 { Gone::Expired } else { Gone::Withdrawn }, at)
+        }))
+    }
+
+    /// Every proposal that came to nothing: when, which, how.
+    pub fn all_gone(&self) -> Result<Vec<(u64, B3, Gone)>, StoreError> {
+        let mut found = Vec::new();
+        for row in self.table(GONE)?.iter().map_err(StoreError::of)? {
+            let (key, value) = row.map_err(StoreError::of)?;
+            let (how, at) = value.value();
+            let how = if how == 0 { Gone::Expired } else { Gone::Withdrawn };
+            found.extend(key.value().try_into().ok().map(|hash| (at, B3(hash), how)));
+        }
+        Ok(found)
+    }
+
+    /// A pending proposal, whose payload is the one its id names.
+    pub fn proposal(&self, payload: B3) -> Result<Option<Kept>, StoreError> {
+        let found = self.table(PROPOSALS)?.get(payload.0.as_slice()).map_err(StoreError::of)?;
+        let Some(found) = found else { return Ok(None) };
+        let (received_at, ends_at, bytes) = found.value();
+        if B3::of(bytes) != payload {
+            return Err(StoreError::Damaged(format!("the proposal {payload} is not what was proposed")));
+        }
+        let approvals = self.approvals(payload)?;
+        Ok(Some(Kept { received_at, ends_at, payload: bytes.to_vec(), approvals }))
+    }
+
+    /// The hashes of all pending proposals, in their own order.
+    pub fn proposals(&self) -> Result<Vec<B3>, StoreError> {
+        let table = self.table(PROPOSALS)?;
+        let mut found =
+            Vec::with_capacity(usize::try_from(table.len().map_err(StoreError::of)?).unwrap_or(0));
+        for row in table.iter().map_err(StoreError::of)? {
+            let (key, _) = row.map_err(StoreError::of)?;
+            found.extend(key.value().try_into().ok().map(B3));
+        }
+        Ok(found)
+    }
+
+    fn approvals(&self, payload: B3) -> Result<Vec<Approval>, StoreError> {
+        let table = self.table(APPROVALS)?;
+        let mut found = Vec::new();
+        for row in table.range(payload.0.as_slice()..).map_err(StoreError::of)? {
+            let (key, value) = row.map_err(StoreError::of)?;
+            if !key.value().starts_with(&payload.0) {
+                break;
+            }
+            let approval = Approval::parse(value.value());
+            found.push(approval.map_err(|bad| StoreError::Damaged(format!("an approval: {bad}")))?);
+        }
+        Ok(found)
+    }
+
+    /// The newest checkpoint.
+    pub fn checkpoint(&self) -> Result<Option<(u64, Vec<u8>)>, StoreError> {
+        let table = self.table(CHECKPOINTS)?;
+        let last = table.last().map_err(StoreError::of)?;
+        Ok(last.map(|(size, note)| (size.value(), note.value().to_vec())))
+    }
+
+    /// What is made of the newest checkpoint that anything is made of.
+    pub fn newest_checkpoint<T>(
+        &self,
+        mut make: impl FnMut(&[u8]) -> Option<T>,
+    ) -> Result<Option<T>, StoreError> {
+        let table = self.table(CHECKPOINTS)?;
+        for row in table.iter().map_err(StoreError::of)?.rev() {
+            let found = make(row.map_err(StoreError::of)?.1.value());
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The checkpoints of sizes in a range, oldest first.
+    pub fn checkpoints(
+        &self,
+        sizes: std::ops::RangeInclusive<u64>,
+    ) -> Result<Vec<(u64, Vec<u8>)>, StoreError> {
+        let table = self.table(CHECKPOINTS)?;
+        let rows = table.range(sizes).map_err(StoreError::of)?;
+        let row = |row: Result<_, redb::StorageError>| {
+            let (size, note): (redb::AccessGuard<'_, u64>, redb::AccessGuard<'_, &[u8]>) =
+                row.map_err(StoreError::of)?;
+            Ok((size.value(), note.value().to_vec()))
+        };
+        rows.map(row).collect()
+    }
+
+    /// The newest snapshot of a version up to this one: version, note, state.
+    pub fn snapshot(&self, up_to: u64) -> Result<Option<KeptState>, StoreError> {
+        let table = self.table(SNAPSHOTS)?;
+        let last = table.range(..=up_to).map_err(StoreError::of)?.next_back().transpose();
+        Ok(last.map_err(StoreError::of)?.map(|(version, value)| {
+            let (note, state) = value.value();
+            (version.value(), note.to_vec(), state.to_vec())
+        }))
+    }
+
+    /// Every prune manifest, oldest first.
+    pub fn manifests(&self) -> Result<Vec<Vec<u8>>, StoreError> {
+        let table = self.table(MANIFESTS)?;
+        let rows = table.iter().map_err(StoreError::of)?;
+        rows.map(|row| Ok(row.map_err(StoreError::of)?.1.value().to_vec())).collect()
+    }
+}
+
+/// Whether an entry changes the signer set; the genesis, which anybody can make of the trust roots, does not count.
+pub(crate) fn changes_signers(version: u64, payload: &[u8]) -> bool {
+    // Most are told apart without being read.
+    let may = std::str::from_utf8(payload).is_ok_and(|text| text.contains(r#""kind":"signers""#));
+    version > 0
+        && may
+        && Proposal::parse_canonical(payload.to_vec())
+            .is_ok_and(|proposal| proposal.payload().ops.iter().any(|op| op.key == Key::signers()))
+}

@@ -1,0 +1,316 @@
+//! The store on a medium that fails on request: torn writes, failed flushes, a full disk, flipped bits.
+
+use super::*;
+use crate::fixture::{key, log_key, roots};
+use redb::StorageBackend;
+use ron_log::tree::leaf_hash;
+use ron_log::{Approval, ConflictRule, Op, Payload, Proposal, State, Tree};
+use std::collections::BTreeMap;
+use std::io::{Error, ErrorKind};
+use std::sync::Mutex;
+
+/// Memory that remembers what was flushed.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Faulty(Arc<Mutex<Media>>);
+
+#[derive(Debug, Default)]
+struct Media {
+    bytes: Vec<u8>,
+    /// Writes since the last flush: where, what was there, what is.
+    unflushed: Vec<(usize, Vec<u8>, Vec<u8>)>,
+    flush_fails: bool,
+    full: bool,
+    panics: bool,
+    flushes: u64,
+}
+
+impl Faulty {
+    pub(crate) fn fill(&self, full: bool) {
+        self.set(|media| media.full = full);
+    }
+
+    pub(crate) fn fail_flushes(&self, fail: bool) {
+        self.set(|media| media.flush_fails = fail);
+    }
+
+    /// Every write panics, as redb does over a page that makes no sense.
+    pub(crate) fn panic_on_write(&self) {
+        self.set(|media| media.panics = true);
+    }
+
+    fn set(&self, change: impl FnOnce(&mut Media)) {
+        change(&mut self.0.lock().unwrap());
+    }
+
+    /// What a power cut leaves: of the writes since the last flush any part, each at a sector's border.
+    fn after_power_cut(&self, seed: u64) -> Faulty {
+        let media = self.0.lock().unwrap();
+        let mut bytes = media.bytes.clone();
+        let mut random = seed;
+        for (at, before, _) in media.unflushed.iter().rev() {
+            for (index, old) in before.chunks(512).enumerate() {
+                random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let from = at + index * 512;
+                if random >> 63 == 0 && from < bytes.len() {
+                    let end = bytes.len().min(from + old.len());
+                    bytes[from..end].copy_from_slice(&old[..end - from]);
+                }
+            }
+        }
+        Faulty(Arc::new(Mutex::new(Media { bytes, ..Media::default() })))
+    }
+}
+
+impl StorageBackend for Faulty {
+    fn len(&self) -> std::io::Result<u64> {
+        Ok(self.0.lock().unwrap().bytes.len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        let media = self.0.lock().unwrap();
+        let from = offset as usize;
+        let found = media.bytes.get(from..from + out.len()).ok_or(ErrorKind::UnexpectedEof)?;
+        out.copy_from_slice(found);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> std::io::Result<()> {
+        self.0.lock().unwrap().bytes.resize(len as usize, 0);
+        Ok(())
+    }
+
+    fn sync_data(&self) -> std::io::Result<()> {
+        let mut media = self.0.lock().unwrap();
+        if media.flush_fails {
+            return Err(Error::other("the drive does not answer"));
+        }
+        media.unflushed.clear();
+        media.flushes += 1;
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        let mut media = self.0.lock().unwrap();
+        let panics = media.panics;
+        if panics {
+            drop(media);
+            panic!("a page makes no sense");
+        }
+        if media.full {
+            return Err(ErrorKind::StorageFull.into());
+        }
+        let range = offset as usize..offset as usize + data.len();
+        let before = media.bytes[range.clone()].to_vec();
+        media.unflushed.push((range.start, before, data.to_vec()));
+        media.bytes[range].copy_from_slice(data);
+        Ok(())
+    }
+}
+
+/// A log that grows by one entry at a time.
+struct Grown {
+    state: State,
+    tree: Tree,
+    edge: BTreeMap<u8, Vec<u8>>,
+}
+
+impl Grown {
+    fn new(store: &Store) -> Grown {
+        let Restored { state, tree, edge, .. } = store.restore(&roots(), &log_key()).unwrap();
+        Grown { state, tree, edge }
+    }
+
+    fn next(&mut self) -> Changes {
+        let version = self.state.head().version + 1;
+        let op = Op {
+            key: ron_log::Key::new("x-n", &(version % 7).to_string()).unwrap(),
+            body: Some(format!("{{\"n\":{version}}}")),
+        };
+        let payload = Payload {
+            base_version: version - 1,
+            signers_version: 0,
+            nonce: [0; 16],
+            ops: vec![op],
+            note: String::new(),
+            expires_at: u64::from(u32::MAX),
+        };
+        let proposal = Proposal::new(payload).unwrap();
+        let approvals = [1, 2].map(|seed| {
+            let approval = Approval::sign(&format!("s{seed}"), &key(seed), proposal.b3(), 1);
+            approval.check(proposal.b3(), self.state.signers(), None).unwrap()
+        });
+        let entry = self.state.commit(&proposal, &approvals, version, ConflictRule::Touched).unwrap();
+        self.state.apply(&entry, proposal.payload()).unwrap();
+        let mut tiles = BTreeMap::new();
+        crate::tiles::append(&mut self.tree, &mut self.edge, leaf_hash(entry.bytes()), &mut tiles);
+        Changes { entries: vec![(entry, Arc::new(proposal))], tiles, ..Changes::default() }
+    }
+}
+
+fn over(media: &Faulty) -> Result<Store, OpenError> {
+    Store::over(Disk::over(media.clone()), &roots())
+}
+
+#[test]
+fn what_was_acknowledged_survives_every_power_cut_and_nothing_is_torn() {
+    let media = Faulty::default();
+    let store = over(&media).unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    assert!(store.log_writer().is_none(), "there is one writer");
+    let flushes = media.0.lock().unwrap().flushes;
+    for version in 1..=300u64 {
+        let before = log.state.head();
+        writer.write(before, &log.next()).unwrap();
+        if version % 23 == 0 {
+            for seed in 0..4 {
+                let cut = media.after_power_cut(version * 31 + seed);
+                let restored = over(&cut).unwrap().restore(&roots(), &log_key()).unwrap();
+                assert_eq!(restored.state.head(), log.state.head());
+                assert_eq!((restored.tree.root(), restored.edge), (log.tree.root(), log.edge.clone()));
+            }
+        }
+    }
+    let spent = media.0.lock().unwrap().flushes - flushes;
+    assert_eq!(spent, 300, "one flush a batch");
+    // A batch whose flush never came is there as a whole or not at all.
+    let (before, changes) = (log.state.head(), log.next());
+    media.set(|media| media.flush_fails = true);
+    assert!(matches!(writer.write(before, &changes), Err(StoreError::FlushFailed)));
+    for seed in 0..32 {
+        let restored = over(&media.after_power_cut(seed)).unwrap().restore(&roots(), &log_key()).unwrap();
+        assert!([before, log.state.head()].contains(&restored.state.head()), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_failed_flush_stops_writing_and_not_reading() {
+    let media = Faulty::default();
+    let store = over(&media).unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    let first = log.state.head();
+    writer.write(first, &log.next()).unwrap();
+    media.set(|media| media.flush_fails = true);
+    let head = log.state.head();
+    assert!(matches!(writer.write(head, &log.next()), Err(StoreError::FlushFailed)));
+    media.set(|media| media.flush_fails = false);
+    let head = log.state.head();
+    assert!(matches!(writer.write(head, &log.next()), Err(StoreError::Stopped)), "for good");
+    assert!(matches!(store.writable(), Err(StoreError::Stopped)));
+    assert!(store.reader().unwrap().pair(1).unwrap().is_some());
+}
+
+#[test]
+fn a_full_disk_refuses_writes_keeps_reads_and_is_over_when_there_is_room() {
+    let media = Faulty::default();
+    let store = over(&media).unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    let first = log.state.head();
+    writer.write(first, &log.next()).unwrap();
+    let head = log.state.head();
+    media.set(|media| media.full = true);
+    let changes = log.next();
+    assert!(matches!(writer.write(head, &changes), Err(StoreError::Full)));
+    assert!(matches!(writer.write(head, &changes), Err(StoreError::Full | StoreError::Database(_))));
+    media.set(|media| media.full = false);
+    store.writable().unwrap();
+    assert_eq!(store.reader().unwrap().head().unwrap(), head, "nothing of it was kept");
+    assert!(store.reader().unwrap().pair(1).unwrap().is_some());
+    writer.write(head, &changes).unwrap();
+    assert_eq!(store.restore(&roots(), &log_key()).unwrap().state.head(), log.state.head());
+}
+
+#[test]
+fn a_writer_with_another_head_writes_nothing() {
+    let store = Store::in_memory(&roots()).unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    let changes = log.next();
+    assert!(matches!(writer.write(log.state.head(), &changes), Err(StoreError::HeadMoved)));
+    assert_eq!(store.reader().unwrap().head().unwrap().version, 0);
+}
+
+#[test]
+fn a_file_is_locked_pinned_to_its_roots_and_found_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), &roots(), true).unwrap();
+    let mut log = Grown::new(&store);
+    let first = log.state.head();
+    store.log_writer().unwrap().write(first, &log.next()).unwrap();
+    let again = Store::open(dir.path(), &roots(), true).unwrap_err();
+    assert!(again.to_string().contains("in use by another process"), "{again}");
+    drop(store);
+    let others = TrustRoots { log: "other.example/log".into(), ..roots() };
+    let refused = Store::open(dir.path(), &others, true).unwrap_err();
+    assert!(matches!(refused, OpenError::OtherRoots(..)), "{refused}");
+    let store = Store::open(dir.path(), &roots(), true).unwrap();
+    assert_eq!(store.restore(&roots(), &log_key()).unwrap().state, log.state);
+}
+
+#[test]
+fn a_changed_byte_of_the_tail_is_found_at_the_start() {
+    let store = Store::in_memory(&roots()).unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    for spoil in [0, 1, 2] {
+        let head = log.state.head();
+        let mut changes = log.next();
+        writer.write(head, &changes).unwrap();
+        assert!(store.restore(&roots(), &log_key()).is_ok());
+        let transaction = store.opened().unwrap().database.begin_write().unwrap();
+        let version = log.state.head().version;
+        let (entry, proposal) = changes.entries.remove(0);
+        match spoil {
+            0 => {
+                let changed = String::from_utf8(entry.bytes().to_vec())
+                    .unwrap()
+                    .replace("committed_at\":", "committed_at\":1");
+                transaction.open_table(ENTRIES).unwrap().insert(version, changed.as_bytes()).unwrap();
+            }
+            1 => {
+                let changed = String::from_utf8(proposal.bytes().to_vec())
+                    .unwrap()
+                    .replace("\"note\":\"", "\"note\":\"x");
+                transaction.open_table(PAYLOADS).unwrap().insert(version, changed.as_bytes()).unwrap();
+            }
+            _ => {
+                let mut tile = changes.tiles[&(0, 0)].clone();
+                *tile.last_mut().unwrap() ^= 1;
+                transaction.open_table(TILES).unwrap().insert((0, 0), tile.as_slice()).unwrap();
+            }
+        }
+        transaction.commit().unwrap();
+        let found = store.restore(&roots(), &log_key()).unwrap_err().to_string();
+        assert!(found.contains(&format!("version {version}")), "{spoil}: {found}");
+        let transaction = store.opened().unwrap().database.begin_write().unwrap();
+        transaction.open_table(ENTRIES).unwrap().insert(version, entry.bytes()).unwrap();
+        transaction.open_table(PAYLOADS).unwrap().insert(version, proposal.bytes()).unwrap();
+        transaction.open_table(TILES).unwrap().insert((0, 0), changes.tiles[&(0, 0)].as_slice()).unwrap();
+        transaction.commit().unwrap();
+    }
+}
+
+#[test]
+fn old_checkpoints_are_thinned_and_what_a_manifest_names_stays() {
+    let store = Store::in_memory(&roots()).unwrap();
+    let writer = store.note_writer();
+    let named = ron_log::PruneManifest {
+        log: roots().log,
+        min_version: 1,
+        size: 7,
+        root: [0; 32],
+        digest: ron_log::B3::ZERO,
+        pruned_at: 1,
+    };
+    let named = named.sign(&key(9)).to_string();
+    writer.manifest(1, &named, ("note", "{}")).unwrap();
+    for size in 1..=1300 {
+        writer.checkpoint(size, "note", Some(("note", "{}")), |_| false).unwrap();
+    }
+    let kept = store.reader().unwrap().checkpoints(0..=u64::MAX).unwrap();
+    let kept: Vec<u64> = kept.into_iter().map(|(size, _)| size).collect();
+    assert_eq!(kept[..4], [1, 7, 256, 301], "and the newest thousand");
+    assert_eq!((kept.len(), kept.last()), (1003, Some(&1300)));
+}

@@ -1,0 +1,223 @@
+//! The Deep Verifier: checks the whole log again and again, a slice at a time, signatures included.
+
+use crate::shared::Shared;
+use crate::store::{Reader, StoreError, good_snapshot};
+use ron_kernel::task::TaskResult;
+use ron_log::tile::{TILE_WIDTH, Tile};
+use ron_log::{Signatures, Verifier};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A slice of work, and the rest after it.
+const SLICE: Duration = Duration::from_millis(25);
+const REST: Duration = Duration::from_millis(100);
+/// The rest while commits come in: they need the cores more.
+const REST_BUSY: Duration = Duration::from_millis(500);
+/// How long after a whole pass the next begins.
+const AGAIN: Duration = Duration::from_secs(3600);
+
+/// Why a slice ended before its time.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Stop {
+    /// Retention has let go of what was to be checked next.
+    #[error("overtaken by retention")]
+    Overtaken,
+    #[error("{0}")]
+    Store(#[from] StoreError),
+}
+
+pub(crate) async fn verify(shared: Arc<Shared>) -> TaskResult {
+    let mut committed = shared.committed.subscribe();
+    let mut pass: Option<Pass> = None;
+    let mut head = shared.head().version;
+    loop {
+        let (working, held) = (shared.clone(), pass.take());
+        let done = tokio::task::spawn_blocking(move || {
+            let mut pass = match held {
+                Some(pass) if pass.begun.elapsed() < AGAIN => pass,
+                _ => Pass::begin(&working)?,
+            };
+            let caught_up = pass.slice(&working)?;
+            Ok::<_, Stop>((pass, caught_up))
+        });
+        let rest = match done.await {
+            Ok(Ok((held, caught_up))) => {
+                pass = Some(held);
+                let busy = std::mem::replace(&mut head, shared.head().version) != head;
+                if caught_up && !busy { None } else { Some(if busy { REST_BUSY } else { REST }) }
+            }
+            Ok(Err(Stop::Overtaken)) => Some(REST),
+            Ok(Err(Stop::Store(error))) => {
+                let version = shared.verified.load(Ordering::Relaxed) + 1;
+                if error.is_damage() {
+                    shared.damaged(version, &error.to_string());
+                }
+                tracing::warn!(%error, "the deep verifier could not read on");
+                Some(AGAIN / 60)
+            }
+            // A page that makes no sense may panic below.
+            Err(panic) => {
+                shared.damaged(shared.verified.load(Ordering::Relaxed) + 1, &panic.to_string());
+                Some(AGAIN)
+            }
+        };
+        if shared.damage().is_some() {
+            shared.service.shutdown().draining().await;
+            return Ok(());
+        }
+        tokio::select! {
+            biased;
+            () = shared.service.shutdown().draining() => return Ok(()),
+            () = tokio::time::sleep(rest.unwrap_or(AGAIN)) => {}
+            _ = committed.recv(), if rest.is_none() => {}
+        }
+    }
+}
+
+/// One way through the log.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    verifier: Verifier,
+    begun: Instant,
+    told: usize,
+}
+
+impl Pass {
+    pub(crate) fn begin(shared: &Shared) -> Result<Pass, Stop> {
+        let reader = shared.store.reader()?;
+        let mut verifier =
+            Verifier::new(shared.roots.clone(), Some(shared.log_key.clone()), Signatures::Check);
+        for (_, note) in reader.checkpoints(0..=u64::MAX)? {
+            verifier.checkpoint(&note);
+        }
+        for note in reader.manifests()? {
+            verifier.prune_manifest(&note);
+        }
+        let min = reader.min_version()?;
+        let mut leaf = 0;
+        while leaf < min {
+            let width = (min - leaf).min(TILE_WIDTH) as u16;
+            let tile = reader.sure_tile(Tile { level: 0, index: leaf / TILE_WIDTH, width })?;
+            for hash in tile.as_chunks::<32>().0 {
+                verifier.pruned_leaf(*hash);
+            }
+            leaf += u64::from(width);
+        }
+        if min > 0 {
+            let found = reader.snapshot(min - 1)?.filter(|(version, _, _)| *version == min - 1);
+            let missing = || StoreError::Damaged(format!("the snapshot of version {} is missing", min - 1));
+            let (_, note, state) = found.ok_or_else(missing)?;
+            verifier.begin(&note, &state);
+        }
+        let mut pass = Pass { verifier, begun: Instant::now(), told: 0 };
+        // What the log begins with may be at fault, and then nothing after it may be readable.
+        pass.tell(shared);
+        Ok(pass)
+    }
+
+    /// Tells of the faults that were found since the last time.
+    fn tell(&mut self, shared: &Shared) {
+        for fault in &self.verifier.faults()[self.told..] {
+            shared.damaged(fault.version, &fault.kind.to_string());
+        }
+        self.told = self.verifier.faults().len();
+    }
+
+    /// Checks for a while; true once it has caught up with HEAD.
+    pub(crate) fn slice(&mut self, shared: &Shared) -> Result<bool, Stop> {
+        let (begun, head) = (Instant::now(), shared.head().version);
+        let reader = shared.store.reader()?;
+        let min = reader.min_version()?;
+        let read = |version: u64| match reader.pair(version)? {
+            None if version < min => Err(Stop::Overtaken),
+            found => Ok(found),
+        };
+        let tile = |tile: Tile| reader.tile(tile).map_err(Stop::from);
+        self.verifier.run(head, read, tile, |_| {
+            if begun.elapsed() > SLICE { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        let next = self.verifier.next_version();
+        let caught_up = next > head;
+        if caught_up {
+            check_snapshot(shared, &reader)?;
+        }
+        self.tell(shared);
+        if self.told == 0 {
+            shared.verified.fetch_max(next - 1, Ordering::Relaxed);
+        }
+        Ok(caught_up)
+    }
+}
+
+/// The newest snapshot is what the log signed.
+fn check_snapshot(shared: &Shared, reader: &Reader) -> Result<(), StoreError> {
+    if let Some((version, note, state)) = reader.snapshot(u64::MAX)?
+        && good_snapshot(&note, &state, &shared.log_key).is_none()
+    {
+        shared.damaged(version, "the snapshot is not what the log signed");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpointor::make;
+    use crate::config::{Policy, RegistrySettings, RetentionSettings};
+    use crate::fixture::Fixture;
+
+    fn whole_pass(registry: &Fixture) {
+        let mut pass = Pass::begin(&registry.shared).unwrap();
+        while !pass.slice(&registry.shared).unwrap() {}
+    }
+
+    #[test]
+    fn a_good_log_is_found_good_also_when_it_was_pruned_and_grows() {
+        let retention = RetentionSettings { policy: Policy::Count, max_count: 3, ..Default::default() };
+        let mut registry = Fixture::new(RegistrySettings { retention, ..RegistrySettings::default() });
+        registry.grow(300);
+        whole_pass(&registry);
+        assert_eq!(registry.shared.verified.load(Ordering::Relaxed), 300);
+        for _ in 0..2 {
+            registry.shared.publish_checkpoint(make(&registry.shared, None).unwrap().0);
+            assert!(crate::retention::decide(&registry.shared).unwrap());
+            registry.shared.store.note_writer().prune(1000).unwrap();
+            let mut pass = Pass::begin(&registry.shared).unwrap();
+            while !pass.slice(&registry.shared).unwrap() {}
+            // Over the next full tile.
+            registry.grow(300);
+            while !pass.slice(&registry.shared).unwrap() {}
+            whole_pass(&registry);
+        }
+        assert_eq!(registry.shared.damage(), None);
+        assert_eq!(registry.shared.verified.load(Ordering::Relaxed), 900);
+    }
+
+    #[test]
+    fn a_damaged_state_that_the_log_begins_with_is_told_at_once() {
+        let retention = RetentionSettings { policy: Policy::Count, max_count: 3, ..Default::default() };
+        let mut registry = Fixture::new(RegistrySettings { retention, ..RegistrySettings::default() });
+        registry.grow(20);
+        registry.shared.publish_checkpoint(make(&registry.shared, None).unwrap().0);
+        assert!(crate::retention::decide(&registry.shared).unwrap());
+        registry.shared.store.spoil_snapshot(registry.shared.min_version() - 1);
+        Pass::begin(&registry.shared).unwrap();
+        assert!(registry.shared.damage().is_some());
+    }
+
+    #[test]
+    fn what_was_changed_on_disk_is_named_and_ends_writing() {
+        let mut registry = Fixture::new(RegistrySettings::default());
+        registry.grow(9);
+        registry.shared.store.spoil(4);
+        whole_pass(&registry);
+        assert!(registry.shared.damage().unwrap().contains("version 4"));
+        let health = registry.shared.service.kernel().health();
+        registry.shared.service.ready();
+        let write = health.readiness(Some("registry"), ron_kernel::health::Scope::Write).unwrap();
+        assert!(!write.ready && write.missing == ["registry.corrupt_version_4"], "{:?}", write.missing);
+        assert!(health.readiness(Some("registry"), ron_kernel::health::Scope::Read).unwrap().ready);
+    }
+}
