@@ -2,6 +2,8 @@
 
 use crate::log::each;
 use bytes::Bytes;
+use ron_kernel::inventory::Inventory;
+use ron_kernel::metrics::Metrics;
 use serde_json::Value;
 use std::io::Cursor;
 use std::ops::ControlFlow;
@@ -134,7 +136,7 @@ pub(crate) fn mbtiles_rows(data: &[u8]) {
 /// A whole archive: whatever is in it, asking for tiles and looking at everything ends within its bytes.
 pub(crate) fn archive(data: &[u8]) {
     each(data, &PACK, |data| {
-        let cache = Arc::new(DirectoryCache::new(1 << 16));
+        let cache = Arc::new(DirectoryCache::new(&Inventory::new(Metrics::default()), 1 << 16));
         let Ok(pack) = Pmtiles::open(Bytes::copy_from_slice(data), Limits::default(), cache) else { return };
         for coord in (0..25).filter_map(TileCoord::of_id) {
             if let Ok(Some(place)) = pack.locate(coord) {

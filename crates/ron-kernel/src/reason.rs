@@ -78,6 +78,7 @@ reasons! {
     MethodUnknown = "method_unknown", 501, false, "The method is not known";
     UpstreamError = "upstream_error", 502, true, "The upstream failed";
     DigestStored = "digest_mismatch", 502, false, "The stored content is damaged";
+    PackInvalid = "pack_invalid", 502, false, "The pack is not valid";
     Amnesia = "amnesia", 503, false, "The object is larger than the memory for objects";
     Conns = "conns", 503, true, "Too many connections";
     Degraded = "degraded", 503, true, "Writes are shed for now";

@@ -2,6 +2,8 @@
 
 #![expect(clippy::print_stdout, reason = "a command that prints its measurements")]
 
+use ron_kernel::inventory::Inventory;
+use ron_kernel::metrics::Metrics;
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -23,7 +25,14 @@ fn main() {
         "{} tiles in {} entries with {} contents, {} bytes of leaves, {} of tiles: drawn and written in {took:.2?}",
         header.addressed, header.entries, header.contents, header.leaves.length, header.tiles.length
     );
-    let open = |path: &Path| Pack::open(path, Limits::default(), Arc::new(DirectoryCache::new(64 << 20)), 1);
+    let open = |path: &Path| {
+        Pack::open(
+            path,
+            Limits::default(),
+            Arc::new(DirectoryCache::new(&Inventory::new(Metrics::default()), 64 << 20)),
+            1,
+        )
+    };
     // The clock is too coarse for one mount.
     let mount = |path: &Path| {
         let (_, took) = timed(|| (0..1000).for_each(|_| drop(open(path).expect("it mounts"))));

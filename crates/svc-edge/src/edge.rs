@@ -2,6 +2,8 @@
 
 use crate::cas::{self, CATALOG, CHANGES, Cas, DiskError};
 use crate::config::{EdgeSettings, Fsync};
+use crate::pack::{CONNECTION, DIRECTORIES};
+use crate::packs::{self, Packs, TILES};
 use crate::serve::{COUNTERS, Edge as Serving};
 use http::Method;
 use ron_kernel::bus::{KernelEvent, Next};
@@ -24,14 +26,14 @@ use tokio::sync::watch;
 const NAME: &str = "edge";
 
 static SHUTDOWN: ChannelSpec =
-    shutdown_spec(NAME, &["listener", "sweeper", "keeper", "scrub", "housekeeping"]);
+    shutdown_spec(NAME, &["listener", "sweeper", "keeper", "scrub", "packs", "housekeeping"]);
 static EVENTS: ChannelSpec = events_spec(NAME, &["housekeeping"]);
-static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping"]);
+static CONFIG: ChannelSpec = config_spec(NAME, &["packs", "housekeeping"]);
 
 /// The edge's declarations, for the inventory and the document.
 pub static CHANNELS: [&ChannelSpec; 4] = [&CHANGES, &EVENTS, &SHUTDOWN, &CONFIG];
-pub static LOCKS: [&LockSpec; 2] = [&CATALOG, &COUNTERS];
-pub const TASKS: [TaskSpec; 6] = {
+pub static LOCKS: [&LockSpec; 5] = [&CATALOG, &COUNTERS, &DIRECTORIES, &CONNECTION, &TILES];
+pub const TASKS: [TaskSpec; 7] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     [
         listener,
@@ -48,6 +50,12 @@ pub const TASKS: [TaskSpec; 6] = {
             kind: "scrub",
             sort: TaskSort::Permanent,
             does: "reads every object now and then, to find bad bytes",
+        },
+        TaskSpec {
+            service: NAME,
+            kind: "packs",
+            sort: TaskSort::Permanent,
+            does: "finds out the address of each pack that is mounted, so that its bytes can be checked",
         },
         TaskSpec {
             service: NAME,
@@ -77,6 +85,7 @@ pub struct Edge {
     service: Service,
     server: Arc<Server<Arc<Serving>>>,
     cas: Arc<Cas>,
+    packs: Arc<Packs>,
     in_memory: bool,
     config: watch::Sender<Arc<EdgeSettings>>,
     tls: Option<Arc<TlsServer>>,
@@ -110,7 +119,11 @@ impl Edge {
         let folder = (!in_memory).then(|| data.join(&settings.cas.dir));
         let sync = settings.cas.fsync == Fsync::Always;
         let (cas, changes) = Cas::open(service, folder.as_deref(), sync, settings.store(in_memory))?;
-        let serving = Arc::new(Serving::new(service, settings, cas.clone(), verifier));
+        let packs = Packs::new(service, folder.map(|folder| folder.join("packs")), settings.trust());
+        packs.apply(&packs.attempt(&settings.packs, data.path()), settings.trust());
+        let (hashing, own, changed) = (packs.clone(), service.clone(), receiver.clone());
+        service.permanent("packs", 0, move || packs::hash(hashing.clone(), own.clone(), changed.clone()));
+        let serving = Arc::new(Serving::new(service, settings, cas.clone(), packs.clone(), verifier));
         let (keeping, changes, own) = (cas.clone(), Arc::new(changes), service.clone());
         service.permanent("keeper", 0, move || cas::keep(keeping.clone(), changes.clone(), own.clone()));
         let (scrubbing, own, seen) = (cas.clone(), service.clone(), serving.clone());
@@ -129,7 +142,7 @@ impl Edge {
             housekeeping(service, cas, server, config)
         });
         let (service, data) = (service.clone(), data.clone());
-        Ok(Edge { service, server, cas, in_memory, config, tls, addresses, data })
+        Ok(Edge { service, server, cas, packs, in_memory, config, tls, addresses, data })
     }
 
     /// Where it listens: scheme and address.
@@ -151,11 +164,13 @@ impl Edge {
             (Some(server), Some(settings)) => Some((server.clone(), settings.load(self.data.path())?)),
             _ => None,
         };
+        let packs = self.packs.attempt(&settings.packs, self.data.path());
         let (edge, settings) = (self.clone(), settings.clone());
         Ok(Box::new(move || {
             if let Some((server, config)) = tls {
                 server.replace(config);
             }
+            edge.packs.apply(&packs, settings.trust());
             edge.cas.apply(settings.store(edge.in_memory));
             edge.server.handler().apply(&settings, verifier);
             edge.server.set_limits(settings.server_limits());

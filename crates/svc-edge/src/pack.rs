@@ -27,10 +27,12 @@ pub mod varint;
 pub mod verify;
 pub mod writer;
 
+pub(crate) use cache::DIRECTORIES;
 pub use cache::DirectoryCache;
 pub use coord::TileCoord;
 pub use fault::{Fault, PackError};
 pub use kind::{Compression, TileKind};
+pub(crate) use mbtiles::CONNECTION;
 pub use mbtiles::MbTiles;
 pub use metadata::Metadata;
 pub use mount::Pack;

@@ -1,11 +1,14 @@
 //! The life of a request: rate, room, path, then a look into the store or a change of it.
 
+mod packs;
+mod preview;
 mod read;
 mod write;
 
 use crate::address::Address;
 use crate::cas::Cas;
 use crate::config::EdgeSettings;
+use crate::packs::Packs;
 use crate::semantics::{CacheStatus, decode_path};
 use arc_swap::ArcSwap;
 use http::header::{
@@ -47,6 +50,7 @@ pub(crate) struct Snapshot {
 pub(crate) struct Edge {
     snapshot: ArcSwap<Snapshot>,
     cas: Arc<Cas>,
+    packs: Arc<Packs>,
     inflight: Arc<Permits>,
     /// Encoding takes a core each, so only so many objects are encoded at a time; the others go without.
     encoders: Arc<Permits>,
@@ -67,6 +71,7 @@ enum Target {
     /// Where objects are put whose address is not known beforehand.
     Objects,
     Purge,
+    Pack(packs::Target),
 }
 
 impl Target {
@@ -82,7 +87,7 @@ impl Target {
                 let bad = || Rejection::new(Reason::Malformed, "expected b3: and 64 digits in lower case");
                 Some(Target::Object(Address::parse(address).ok_or_else(bad)?))
             }
-            _ => None,
+            _ => packs::Target::of(&decoded).map(Target::Pack),
         })
     }
 
@@ -92,6 +97,7 @@ impl Target {
             Target::Asset(_) => "/edge/assets",
             Target::Object(_) | Target::Objects => "/edge/cas",
             Target::Purge => "/edge/purge",
+            Target::Pack(target) => target.label(),
         }
     }
 
@@ -101,12 +107,19 @@ impl Target {
             Target::Object(_) => "GET, HEAD, PUT, OPTIONS",
             Target::Objects => "PUT, OPTIONS",
             Target::Purge => "POST, OPTIONS",
+            Target::Pack(_) => READS,
         }
     }
 }
 
 impl Edge {
-    pub(crate) fn new(service: &Service, settings: &EdgeSettings, cas: Arc<Cas>, verifier: Verifier) -> Edge {
+    pub(crate) fn new(
+        service: &Service,
+        settings: &EdgeSettings,
+        cas: Arc<Cas>,
+        packs: Arc<Packs>,
+        verifier: Verifier,
+    ) -> Edge {
         let rejections = Rejections::new(service);
         let inflight = Permits::new(settings.ingress.max_inflight);
         expose(service, &cas, &rejections, &inflight);
@@ -120,6 +133,7 @@ impl Edge {
         Edge {
             snapshot: ArcSwap::from_pointee(Snapshot { settings: settings.clone(), verifier }),
             cas,
+            packs,
             inflight,
             encoders: Permits::new(std::thread::available_parallelism().map_or(1, usize::from)),
             rate: Single::new(service.inventory(), &COUNTERS),
@@ -149,6 +163,7 @@ impl Edge {
     async fn answer(
         &self,
         request: Request<Body>,
+        conn: &ConnInfo,
         snapshot: &Snapshot,
         begun: Instant,
         route: &mut &'static str,
@@ -191,6 +206,10 @@ impl Edge {
             }
             (Method::GET | Method::HEAD, Target::Object(address)) => {
                 self.read_object(&request, address, snapshot, budget, permit).await
+            }
+            (Method::GET | Method::HEAD, Target::Pack(target)) => {
+                let asked = packs::Asked { request: &request, secure: conn.secure, snapshot, budget };
+                self.read_pack(&asked, target, permit).await
             }
             (Method::PUT, Target::Asset(name)) => {
                 self.put_asset(&request, body, name, snapshot, budget).await
@@ -250,7 +269,7 @@ impl Handler for Edge {
         let origin = request.headers().get(ORIGIN).cloned();
         let mut route = "none";
         // Boxed: a future of this size would make that of every connection as large.
-        let answered = Box::pin(self.answer(request, &snapshot, begun, &mut route)).await;
+        let answered = Box::pin(self.answer(request, conn, &snapshot, begun, &mut route)).await;
         let mut response = answered.unwrap_or_else(|rejection| {
             self.rejections.count(rejection.reason);
             rejection.into_response(&corr)

@@ -7,6 +7,8 @@ pub mod rows;
 
 use super::metadata::{MEMBERS_MAX, METADATA_BYTES_MAX};
 use super::{Compression, Fault, Limits, Metadata, PackError, Tile, TileCoord, TileKind, TileSet};
+use ron_kernel::inventory::{Inventory, LockSpec};
+use ron_kernel::lock::Lock;
 use rusqlite::config::DbConfig;
 use rusqlite::hooks::{AuthAction, Authorization};
 use rusqlite::limits::Limit;
@@ -17,8 +19,8 @@ use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 /// Steps of SQLite's machine between two rows of an answer. A look-up by an index takes some dozens.
@@ -27,6 +29,13 @@ const STEPS_MAX: u64 = 10_000_000;
 const STEPS_COUNTED: i32 = 1000;
 /// What all of SQLite in this process may take.
 const HEAP_BYTES_MAX: u64 = 256 << 20;
+
+pub(crate) static CONNECTION: LockSpec = LockSpec {
+    service: "edge",
+    name: "pack_connection",
+    rank: 51,
+    guards: "one SQLite connection of an MBTiles pack, while a statement runs; on blocking threads only",
+};
 
 /// The relations that tiles are read from, the usual one first. The other is for files whose view was lost.
 const RELATIONS: [&str; 2] = [
@@ -37,9 +46,9 @@ const RELATIONS: [&str; 2] = [
 /// A mounted file. Look-ups block, and as many go on at a time as there are connections.
 #[derive(Debug)]
 pub struct MbTiles {
-    /// Those that are free; taken for a moment, never while a statement runs.
-    free: Mutex<Vec<Reader>>,
-    returned: Condvar,
+    connections: Vec<Lock<Reader>>,
+    /// Counts look-ups, so that they take turns at the connections.
+    turn: AtomicUsize,
     relation: &'static str,
     set: TileSet,
     limits: Limits,
@@ -48,7 +57,12 @@ pub struct MbTiles {
 
 impl MbTiles {
     /// Opens the file once for each connection, so that all see the same file when another takes its name.
-    pub fn open(path: &Path, limits: Limits, connections: usize) -> Result<Self, PackError> {
+    pub fn open(
+        path: &Path,
+        limits: Limits,
+        connections: usize,
+        inventory: &Inventory,
+    ) -> Result<Self, PackError> {
         let mut file = File::open(path)?;
         let mut magic = [0; 16];
         match file.read_exact(&mut magic) {
@@ -63,15 +77,15 @@ impl MbTiles {
                 return Err(Fault::Journal.into());
             }
         }
-        let mut free = Vec::new();
-        for _ in 0..connections.max(1) {
-            free.push(Reader::open(path, limits)?);
+        let first = Reader::open(path, limits)?;
+        let mut others = Vec::new();
+        for _ in 1..connections {
+            others.push(Reader::open(path, limits)?);
         }
         let (opened, now) = (file.metadata()?, std::fs::metadata(path)?);
         if (opened.dev(), opened.ino()) != (now.dev(), now.ino()) {
             return Err(io::Error::other("another file took its name while it was opened").into());
         }
-        let first = &free[0];
         let relation = first.relation()?;
         let (kind, mut set) = rows::read(&first.rows()?);
         if kind.is_none() {
@@ -81,7 +95,9 @@ impl MbTiles {
             (set.min_zoom, set.max_zoom) = (first.zoom(relation, "ASC")?, first.zoom(relation, "DESC")?);
         }
         let indexed = first.is_indexed(relation)?;
-        Ok(Self { free: Mutex::new(free), returned: Condvar::new(), relation, set, limits, indexed })
+        let connections = std::iter::once(first).chain(others);
+        let connections = connections.map(|reader| Lock::new(inventory, &CONNECTION, reader)).collect();
+        Ok(Self { connections, turn: AtomicUsize::new(0), relation, set, limits, indexed })
     }
 
     pub fn tile_set(&self) -> &TileSet {
@@ -118,37 +134,8 @@ impl MbTiles {
     }
 
     fn with<T>(&self, run: impl FnOnce(&Reader) -> T) -> T {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            match free.pop() {
-                Some(reader) => {
-                    drop(free);
-                    return run(&Taken { pack: self, reader: Some(reader) });
-                }
-                None => free = self.returned.wait(free).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
-    }
-}
-
-/// A connection in use, which comes back whatever happens.
-struct Taken<'a> {
-    pack: &'a MbTiles,
-    reader: Option<Reader>,
-}
-
-impl std::ops::Deref for Taken<'_> {
-    type Target = Reader;
-    fn deref(&self) -> &Reader {
-        self.reader.as_ref().expect("it is there until it is dropped")
-    }
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        let mut free = self.pack.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.extend(self.reader.take());
-        self.pack.returned.notify_one();
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        run(&self.connections[turn % self.connections.len()].lock())
     }
 }
 

@@ -1,14 +1,16 @@
 //! A pack file of either format, told apart by its first bytes.
 
 use super::verify::{Report, Watch, verify_mbtiles, verify_pmtiles};
-use super::{DirectoryCache, Fault, Limits, MbTiles, PackError, PackFile, Pmtiles, Tile, TileCoord, TileSet};
+use super::{
+    DirectoryCache, Fault, Limits, MbTiles, PackError, PackFile, Pmtiles, ReadAt, Tile, TileCoord, TileSet,
+};
 use std::path::Path;
 use std::sync::Arc;
 
 /// A mounted pack file. All of it blocks on the disk.
 #[derive(Debug)]
-pub enum Pack {
-    Pmtiles(Pmtiles<PackFile>),
+pub enum Pack<R = PackFile> {
+    Pmtiles(Pmtiles<R>),
     MbTiles(MbTiles),
 }
 
@@ -20,10 +22,23 @@ impl Pack {
         cache: Arc<DirectoryCache>,
         connections: usize,
     ) -> Result<Self, PackError> {
-        match Pmtiles::open(PackFile::open(path)?, limits, cache) {
+        Self::of(PackFile::open(path)?, path, limits, cache, connections)
+    }
+}
+
+impl<R: ReadAt> Pack<R> {
+    /// Mounts a file that is open already; SQLite opens it again by its path.
+    pub fn of(
+        source: R,
+        path: &Path,
+        limits: Limits,
+        cache: Arc<DirectoryCache>,
+        connections: usize,
+    ) -> Result<Self, PackError> {
+        match Pmtiles::open(source, limits, cache.clone()) {
             Ok(pack) => Ok(Self::Pmtiles(pack)),
             Err(PackError::Invalid(Fault::NotAPack)) => {
-                Ok(Self::MbTiles(MbTiles::open(path, limits, connections)?))
+                Ok(Self::MbTiles(MbTiles::open(path, limits, connections, cache.inventory())?))
             }
             Err(error) => Err(error),
         }
@@ -56,13 +71,16 @@ impl Pack {
 mod tests {
     use super::super::sample::Sample;
     use super::*;
+    use ron_kernel::inventory::Inventory;
+    use ron_kernel::metrics::Metrics;
     use std::ops::ControlFlow;
 
     #[test]
     fn a_file_is_what_its_first_bytes_say() {
         let dir = tempfile::tempdir().unwrap();
         let open = |name| {
-            Pack::open(&dir.path().join(name), Limits::default(), Arc::new(DirectoryCache::new(1000)), 1)
+            let cache = DirectoryCache::new(&Inventory::new(Metrics::default()), 1000);
+            Pack::open(&dir.path().join(name), Limits::default(), Arc::new(cache), 1)
         };
         let mut out = std::fs::File::create(dir.path().join("a.mbtiles")).unwrap();
         let spill = || tempfile::tempfile().unwrap();

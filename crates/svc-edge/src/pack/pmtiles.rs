@@ -86,6 +86,30 @@ impl<R: ReadAt> Pmtiles<R> {
         }
     }
 
+    /// Like [`Pmtiles::locate`], but with what is in memory alone; none if a leaf directory has to be read.
+    pub fn locate_held(&self, coord: TileCoord) -> Option<Result<Option<Section>, PackError>> {
+        let id = coord.id();
+        let mut found = self.root.find(id);
+        let mut path = Vec::new();
+        loop {
+            match found {
+                Found::Absent => return Some(Ok(None)),
+                Found::Tile(tile) => {
+                    return Some(self.place(self.header.tiles, tile).map(Some).map_err(PackError::from));
+                }
+                Found::Leaf(leaf) => {
+                    if let Err(fault) = step(&mut path, leaf) {
+                        return Some(Err(fault.into()));
+                    }
+                    match self.cache.find(self.number, leaf)? {
+                        Ok(directory) => found = directory.find(id),
+                        Err(fault) => return Some(Err(fault.into())),
+                    }
+                }
+            }
+        }
+    }
+
     /// A tile as it is stored.
     pub fn tile(&self, coord: TileCoord) -> Result<Option<Tile>, PackError> {
         match self.locate(coord)? {

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Bytes at a place. A pack checks a place against the size before it asks, and caps the length.
 pub trait ReadAt: Send + Sync {
@@ -59,7 +60,7 @@ impl ReadAt for Bytes {
     }
 }
 
-impl<R: ReadAt + ?Sized> ReadAt for Box<R> {
+impl<R: ReadAt + ?Sized> ReadAt for Arc<R> {
     fn size(&self) -> u64 {
         (**self).size()
     }

@@ -1,4 +1,4 @@
-//! Packs for tests and measurements: valid vector tiles drawn from a seed, the same on every machine.
+//! Packs for tests, measurements and newcomers: valid vector tiles drawn from a seed, the same on every machine.
 
 use super::coord::TileCoord;
 use super::header::{Geography, Header};

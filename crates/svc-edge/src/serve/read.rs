@@ -2,7 +2,7 @@
 
 use super::{Edge, Snapshot, unix_millis, value};
 use crate::address::Address;
-use crate::body::ObjectBody;
+use crate::body::{ObjectBody, Stored};
 use crate::cas::{Object, ReadError};
 use crate::config::Mode;
 use crate::semantics::{
@@ -22,9 +22,9 @@ use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
 
 /// What is stored under an address never changes.
-const FOREVER: &str = "public, max-age=31536000, immutable";
+pub(super) const FOREVER: &str = "public, max-age=31536000, immutable";
 /// An answer of at most this many bytes must be taken as a whole within its request's budget.
-const SHORT: u64 = 1 << 20;
+pub(super) const SHORT: u64 = 1 << 20;
 
 /// What is common to all representations of what was asked for.
 struct Resource<'a> {
@@ -170,7 +170,8 @@ impl Edge {
             return Ok(Body::full(bytes).ending_by(until));
         }
         let left = decision.content_length;
-        let body = ObjectBody::new(self.cas.clone(), reader, bytes, decision.pieces, left, permit);
+        let reader = Stored(self.cas.clone(), reader);
+        let body = ObjectBody::new(reader, bytes, decision.pieces, left, permit);
         Ok(Body::stream(body).ending_by(until))
     }
 
@@ -221,7 +222,7 @@ fn fields(resource: &Resource<'_>, decision: &Decision, object: Option<&Object>)
 }
 
 /// A refusal that still says what it is about.
-fn refusal(reason: Reason, detail: &'static str, headers: HeaderMap) -> Rejection {
+pub(super) fn refusal(reason: Reason, detail: &'static str, headers: HeaderMap) -> Rejection {
     let mut rejection = Rejection::new(reason, detail);
     rejection.headers = headers.into_iter().filter_map(|(name, value)| Some((name?, value))).collect();
     rejection

@@ -1,6 +1,8 @@
 //! From one format to the other and back, nothing is lost.
 
 use crate::samples::{Crafted, entry, opened, written};
+use ron_kernel::inventory::Inventory;
+use ron_kernel::metrics::Metrics;
 use rusqlite::Connection;
 use std::io::Cursor;
 use std::ops::ControlFlow;
@@ -27,7 +29,7 @@ fn an_archive_comes_back_as_it_was() {
     let archive = opened(&bytes).unwrap();
     let all = Converted { tiles: header.addressed, skipped: 0 };
     assert_eq!(to_mbtiles(&archive, &path, &mut go_on).unwrap(), all);
-    let database = MbTiles::open(&path, Limits::default(), 1).unwrap();
+    let database = MbTiles::open(&path, Limits::default(), 1, &Inventory::new(Metrics::default())).unwrap();
     assert!(verify_mbtiles(&database, &mut go_on).is_good());
     for coord in sample.coords() {
         assert_eq!(database.tile(coord).unwrap(), archive.tile(coord).unwrap(), "{coord}");
@@ -48,7 +50,8 @@ fn tiles_change_their_compression_where_the_format_wants_it() {
         let sample = Sample { max_zoom: 3, compression, ..Sample::default() };
         let archive = opened(&written(&sample).1).unwrap();
         to_mbtiles(&archive, &path, &mut go_on).unwrap();
-        let database = MbTiles::open(&path, Limits::default(), 1).unwrap();
+        let database =
+            MbTiles::open(&path, Limits::default(), 1, &Inventory::new(Metrics::default())).unwrap();
         for coord in sample.coords() {
             let tile = database.tile(coord).unwrap();
             assert!(tile.as_ref().is_none_or(|tile| tile.compression == Compression::Gzip));
@@ -71,7 +74,7 @@ fn a_database_as_it_occurs_becomes_a_good_archive() {
              (1, 9, 9, x'00'), (1, 0, 1, x'89504e470d0a1a0a00'), (1, 1, 1, x'89504e470d0a1a0a02');",
     )
     .unwrap();
-    let database = MbTiles::open(&path, Limits::default(), 1).unwrap();
+    let database = MbTiles::open(&path, Limits::default(), 1, &Inventory::new(Metrics::default())).unwrap();
     let mut out = Vec::new();
     let converted = to_pmtiles(&database, spill(), &mut out, &mut go_on).unwrap();
     assert_eq!(converted, Converted { tiles: 3, skipped: 2 });

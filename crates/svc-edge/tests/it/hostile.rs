@@ -2,6 +2,8 @@
 
 use crate::samples::{Crafted, entry, opened, written};
 use bytes::Bytes;
+use ron_kernel::inventory::Inventory;
+use ron_kernel::metrics::Metrics;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,7 +61,12 @@ fn a_tile_costs_a_leaf_and_itself_and_mounting_no_tile() {
     assert!(header.leaves.length > 0);
     let source = Counted::new(&bytes);
     let (read, reads) = (source.read.clone(), source.reads.clone());
-    let pack = Pmtiles::open(source, Limits::default(), Arc::new(DirectoryCache::new(1 << 20))).unwrap();
+    let pack = Pmtiles::open(
+        source,
+        Limits::default(),
+        Arc::new(DirectoryCache::new(&Inventory::new(Metrics::default()), 1 << 20)),
+    )
+    .unwrap();
     assert_eq!(reads.load(Ordering::Relaxed), 2);
     assert_eq!(read.swap(0, Ordering::Relaxed), 16_384 + header.metadata.length);
     let mut tiles =
@@ -154,9 +161,11 @@ fn entries_that_share_bytes_or_lie_outside_are_refused() {
 /// Opens what it can and asks for everything; what comes must be bounded and within the file.
 fn survive(bytes: Vec<u8>) -> bool {
     let bytes = Bytes::from(bytes);
-    let Ok(pack) =
-        Pmtiles::open(Counted::new(&bytes), Limits::default(), Arc::new(DirectoryCache::new(1 << 16)))
-    else {
+    let Ok(pack) = Pmtiles::open(
+        Counted::new(&bytes),
+        Limits::default(),
+        Arc::new(DirectoryCache::new(&Inventory::new(Metrics::default()), 1 << 16)),
+    ) else {
         return false;
     };
     for id in [0, 1, 4, 5, 7, 8, 9, 20, 89, 90, 1 << 40] {
@@ -219,7 +228,7 @@ fn peak_kib(folder: &str) -> u64 {
     let before = value("VmRSS:");
     for file in std::fs::read_dir(folder).expect("the folder") {
         let source = PackFile::open(&file.expect("a file").path()).expect("it opens");
-        let cache = Arc::new(DirectoryCache::new(1 << 20));
+        let cache = Arc::new(DirectoryCache::new(&Inventory::new(Metrics::default()), 1 << 20));
         if let Ok(pack) = Pmtiles::open(source, Limits::default(), cache) {
             for id in 0..3 {
                 let tile = pack.tile(coord(id));
@@ -285,7 +294,12 @@ fn a_file_cut_short_while_in_use_gives_an_error() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), &bytes).unwrap();
     let source = PackFile::open(file.path()).unwrap();
-    let pack = Pmtiles::open(source, Limits::default(), Arc::new(DirectoryCache::new(1 << 20))).unwrap();
+    let pack = Pmtiles::open(
+        source,
+        Limits::default(),
+        Arc::new(DirectoryCache::new(&Inventory::new(Metrics::default()), 1 << 20)),
+    )
+    .unwrap();
     assert!(pack.tile(coord(0)).unwrap().is_some());
     file.as_file().set_len(200).unwrap();
     assert!(matches!(pack.tile(coord(0)), Err(PackError::Read(_))));

@@ -4,5 +4,6 @@ mod convert;
 mod hostile;
 mod mbtiles;
 mod oracle;
+mod others;
 mod samples;
 mod verify;

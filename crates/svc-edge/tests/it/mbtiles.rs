@@ -1,5 +1,7 @@
 //! MBTiles files as they occur, and as they should not.
 
+use ron_kernel::inventory::Inventory;
+use ron_kernel::metrics::Metrics;
 use rusqlite::Connection;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -29,7 +31,7 @@ fn made(dir: &TempDir, sql: &str) -> PathBuf {
 }
 
 fn opened(path: &Path) -> Result<MbTiles, PackError> {
-    MbTiles::open(path, Limits::default(), 2)
+    MbTiles::open(path, Limits::default(), 2, &Inventory::new(Metrics::default()))
 }
 
 fn fault<T: std::fmt::Debug>(result: Result<T, PackError>) -> Fault {
@@ -237,7 +239,8 @@ fn a_damaged_database_gives_errors_and_never_more() {
     std::fs::write(&path, &good).unwrap();
     let pack = opened(&path).unwrap();
     std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(100).unwrap();
-    assert!(pack.tile(coord(1, 0, 1)).is_err(), "cut short while in use");
+    // The connection that looked at the file first may have kept these pages.
+    assert!((0..2).any(|_| pack.tile(coord(1, 0, 1)).is_err()), "cut short while in use");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Packs to test with.
 
 use bytes::Bytes;
+use ron_kernel::inventory::Inventory;
+use ron_kernel::metrics::Metrics;
 use std::io::Cursor;
 use std::sync::Arc;
 use svc_edge::pack::directory::{Directory, Entry};
@@ -15,7 +17,11 @@ pub(crate) fn written(sample: &Sample) -> (Header, Bytes) {
 }
 
 pub(crate) fn opened(bytes: &Bytes) -> Result<Pmtiles<Bytes>, PackError> {
-    Pmtiles::open(bytes.clone(), Limits::default(), Arc::new(DirectoryCache::new(1 << 20)))
+    Pmtiles::open(
+        bytes.clone(),
+        Limits::default(),
+        Arc::new(DirectoryCache::new(&Inventory::new(Metrics::default()), 1 << 20)),
+    )
 }
 
 pub(crate) fn entry(id: u64, run: u32, offset: u64, length: u32) -> Entry {
