@@ -1,6 +1,7 @@
 //! What can be typed.
 
 use crate::client::Target;
+use crate::packs::{self, PackCommand};
 use crate::registry::{self, Proposing, VerifyOptions};
 use clap::{Args, Parser, Subcommand};
 use ron_kernel::units::Span;
@@ -43,6 +44,9 @@ pub(crate) enum Command {
     /// Ask the gateway of a running node.
     #[command(subcommand)]
     Gateway(GatewayCommand),
+    /// Look at the packs of an edge, check and convert pack files.
+    #[command(subcommand)]
+    Edge(EdgeCommand),
     /// Look at a registry, change it, sign, verify, prove.
     #[command(subcommand)]
     Registry(RegistryCommand),
@@ -106,6 +110,18 @@ pub(crate) enum GatewayCommand {
         #[command(flatten)]
         target: Target,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum EdgeCommand {
+    /// The packs of a running edge, and what state they are in.
+    Packs {
+        #[command(flatten)]
+        target: packs::Target,
+    },
+    /// Work on pack files, without a node.
+    #[command(subcommand)]
+    Pack(PackCommand),
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,7 +1,7 @@
 //! What each command does.
 
-use crate::cli::{Cli, Command, ConfigCommand, KeyCommand, Limits, Source, TokenCommand};
-use crate::{gateway, registry};
+use crate::cli::{Cli, Command, ConfigCommand, EdgeCommand, KeyCommand, Limits, Source, TokenCommand};
+use crate::{gateway, packs, registry};
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 use ron::config::{Config, sources};
@@ -33,6 +33,8 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             ))
         }
         Command::Gateway(command) => gateway::run(command),
+        Command::Edge(EdgeCommand::Packs { target }) => packs::show(&target),
+        Command::Edge(EdgeCommand::Pack(command)) => packs::run(command),
         Command::Registry(command) => registry::run(command),
         Command::Config(command) => config(command),
         Command::Key(command) => key(command),

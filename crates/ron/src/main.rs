@@ -5,6 +5,8 @@ mod client;
 mod commands;
 mod gateway;
 mod http1;
+mod packs;
+mod progress;
 mod registry;
 mod table;
 mod witness;
