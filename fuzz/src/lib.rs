@@ -5,6 +5,7 @@
 mod cache;
 mod edge;
 mod log;
+mod pack;
 mod registry;
 
 use bytes::BytesMut;
@@ -67,6 +68,12 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("log_proof", log::proof),
     ("log_export", log::export),
     ("log_verifier", log::verifier),
+    ("pack_header", pack::header),
+    ("pack_varint", pack::number),
+    ("pack_directory", pack::directory),
+    ("pack_metadata", pack::metadata),
+    ("pack_rows", pack::mbtiles_rows),
+    ("pack_archive", pack::archive),
     ("registry_cbor", registry::cbor),
 ];
 

@@ -82,6 +82,7 @@ reasons! {
     DecompressCap = "decompress_cap", 502, false, "The origin's answer is compressed too well to be decoded safely";
     EtagInvalid = "etag_invalid", 502, true, "The origin's answer is not what its own tag or digest says";
     DigestStored = "digest_mismatch", 502, false, "The stored content is damaged";
+    PackInvalid = "pack_invalid", 502, false, "The pack is not valid";
     Amnesia = "amnesia", 503, false, "The object is larger than the memory for objects";
     Conns = "conns", 503, true, "Too many connections";
     Degraded = "degraded", 503, true, "Writes are shed for now";

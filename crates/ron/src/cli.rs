@@ -1,6 +1,7 @@
 //! What can be typed.
 
 use crate::client::Target;
+use crate::packs::{self, PackCommand};
 use crate::registry::{self, Proposing, VerifyOptions};
 use crate::secret::Algorithm;
 use clap::{Args, Parser, Subcommand};
@@ -44,7 +45,7 @@ pub(crate) enum Command {
     /// Ask the gateway of a running node.
     #[command(subcommand)]
     Gateway(GatewayCommand),
-    /// Put objects into the edge of a running node, get them out, forget them, check them.
+    /// Put objects into the edge of a running node, get them out, forget and check them; packs of map tiles.
     #[command(subcommand)]
     Edge(EdgeCommand),
     /// Look at a registry, change it, sign, verify, prove.
@@ -168,6 +169,14 @@ pub(crate) enum EdgeCommand {
         #[command(flatten)]
         target: Target,
     },
+    /// The packs of a running edge, and what state they are in.
+    Packs {
+        #[command(flatten)]
+        target: packs::Target,
+    },
+    /// Work on pack files, without a node.
+    #[command(subcommand)]
+    Pack(PackCommand),
 }
 
 #[derive(Debug, Subcommand)]

@@ -66,6 +66,9 @@ fn advice(reason: Reason) -> &'static str {
         Reason::DigestStored => {
             "edge: store the object again, and look at the disk; `ron edge scrub` finds others"
         }
+        Reason::PackInvalid => {
+            "edge: `ron edge packs` says which pack was refused, `ron edge pack verify FILE` what is wrong with it"
+        }
         Reason::Amnesia => "`cas.memory_bytes`",
         Reason::NoRoom => "edge: make room on the disk, or raise `cas.max_bytes`",
         Reason::NoRoute | Reason::Host => {

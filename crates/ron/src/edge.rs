@@ -4,6 +4,7 @@ use crate::Usage;
 use crate::cli::EdgeCommand;
 use crate::client::{Admin, Answer, Target};
 use crate::commands::print;
+use crate::packs;
 use anyhow::Context as _;
 use ron_kernel::units::Size;
 use serde_json::{Value, json};
@@ -45,6 +46,8 @@ pub(crate) fn run(command: EdgeCommand) -> anyhow::Result<ExitCode> {
             purge(&Peer::find(&target)?, &body, target.json)
         }
         EdgeCommand::Scrub { target } => scrub(&target),
+        EdgeCommand::Packs { target } => packs::show(&target),
+        EdgeCommand::Pack(command) => packs::run(command),
     }
 }
 

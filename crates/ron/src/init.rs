@@ -1,10 +1,12 @@
-//! A newcomer's first files: keys, a token, a commented configuration.
+//! A newcomer's first files: keys, a token, a pack of map tiles, a commented configuration.
 
 use anyhow::Context as _;
 use ron_kernel::key::{PrivateKey, write_private};
 use ron_kernel::tls::write_dev_ca;
 use std::fmt::Write as _;
+use std::io::Cursor;
 use std::path::Path;
+use svc_edge::pack::sample::Sample;
 
 const TEMPLATE: &str = include_str!("init/ron.toml");
 const TLS: &str = r#"
@@ -32,6 +34,13 @@ pub fn init(dir: &Path, tls: bool) -> anyhow::Result<()> {
     let token = dir.join("admin.token");
     if !token.exists() {
         write_private(&token, new_token()?.as_bytes())?;
+    }
+    let pack = dir.join("sample.pmtiles");
+    if !pack.exists() {
+        let mut bytes = Vec::new();
+        let spill = Cursor::<Vec<u8>>::default;
+        Sample::default().write(spill(), spill(), &mut bytes)?;
+        std::fs::write(&pack, bytes).with_context(|| format!("cannot write {}", pack.display()))?;
     }
     let mut text = TEMPLATE.to_owned();
     if tls {

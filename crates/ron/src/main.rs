@@ -6,6 +6,8 @@ mod commands;
 mod edge;
 mod gateway;
 mod http1;
+mod packs;
+mod progress;
 mod registry;
 mod secret;
 mod table;

@@ -398,13 +398,17 @@ fn greet(addresses: &Value, demo: bool, data: &DataDir) {
     }
     if let Some(edge) = addresses["edge"]["http"].as_str() {
         text += &format!("  edge     http://{edge}\n");
+        tries += &format!("  curl http://{edge}/edge/packs\n");
     }
     if let Some(registry) = addresses["registry"]["http"].as_str() {
         text += &format!("  registry http://{registry}\n");
         tries += &format!("  curl http://{registry}/registry/head\n");
     }
-    text += &format!("\nTry:\n{tries}");
-    text += &format!("  curl http://{admin}/readyz\n\nCtrl-C stops it.\n");
+    // Three are enough.
+    if tries.lines().count() < 3 {
+        tries += &format!("  curl http://{admin}/readyz\n");
+    }
+    text += &format!("\nTry:\n{tries}\nCtrl-C stops it.\n");
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 

@@ -4,7 +4,6 @@ mod archive;
 mod change;
 mod look;
 mod node;
-mod progress;
 mod proof;
 mod verify;
 

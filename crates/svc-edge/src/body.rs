@@ -1,7 +1,7 @@
 //! An object as the body of an answer: a piece is read while the one before it is being sent.
 
 use crate::address::Address;
-use crate::cache::{Body as Stored, StoredHead};
+use crate::cache::{Body as StoredBody, StoredHead};
 use crate::cas::{Cas, Object, ReadError, Reader, Response};
 use crate::semantics::Piece;
 use bytes::Bytes;
@@ -17,53 +17,57 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 use tokio::task::JoinHandle;
 
+/// Where the bytes of a body come from. Its calls block.
+pub(crate) trait Pieces: Send + Unpin + 'static {
+    /// The next bytes of a range that is within the object: at least one, and not many.
+    fn read(&mut self, range: &Range<u64>) -> Result<Bytes, ReadError>;
+}
+
+/// An object of the store, which is told of what is wrong.
+#[derive(Debug)]
+pub(crate) struct Stored(pub(crate) Arc<Cas>, pub(crate) Reader);
+
+impl Pieces for Stored {
+    fn read(&mut self, range: &Range<u64>) -> Result<Bytes, ReadError> {
+        self.1.read(range).inspect_err(|error| {
+            if matches!(error, ReadError::Corrupt) {
+                self.0.note_bad();
+            }
+        })
+    }
+}
+
 /// A read that goes on, on a blocking thread.
-type Reading = JoinHandle<(Reader, Result<Bytes, ReadError>)>;
+type Reading<R> = JoinHandle<(R, Result<Bytes, ReadError>)>;
 
 /// See the module. At any time it holds two pieces at most, whatever the size of the object.
 #[derive(Debug)]
-pub(crate) struct ObjectBody {
-    cas: Arc<Cas>,
+pub(crate) struct ObjectBody<R> {
     /// What was read before the answer began.
     first: Option<Bytes>,
     pieces: VecDeque<Piece>,
-    reader: Option<Reader>,
-    reading: Option<Reading>,
+    reader: Option<R>,
+    reading: Option<Reading<R>>,
     left: u64,
     _permit: Permit,
 }
 
 /// Reads the next bytes of a range.
-fn begin(mut reader: Reader, range: Range<u64>) -> Reading {
+fn begin<R: Pieces>(mut reader: R, range: Range<u64>) -> Reading<R> {
     tokio::task::spawn_blocking(move || {
         let read = reader.read(&range);
         (reader, read)
     })
 }
 
-impl ObjectBody {
+impl<R: Pieces> ObjectBody<R> {
     /// `first` are the first bytes of the first range among the pieces, which are read already.
-    pub(crate) fn new(
-        cas: Arc<Cas>,
-        reader: Reader,
-        first: Bytes,
-        pieces: Vec<Piece>,
-        left: u64,
-        permit: Permit,
-    ) -> ObjectBody {
+    pub(crate) fn new(reader: R, first: Bytes, pieces: Vec<Piece>, left: u64, permit: Permit) -> Self {
         let mut pieces = VecDeque::from(pieces);
         if let Some(Piece::Bytes(range)) = pieces.iter_mut().find(|piece| matches!(piece, Piece::Bytes(_))) {
             range.start += first.len() as u64;
         }
-        ObjectBody {
-            cas,
-            first: Some(first),
-            pieces,
-            reader: Some(reader),
-            reading: None,
-            left,
-            _permit: permit,
-        }
+        ObjectBody { first: Some(first), pieces, reader: Some(reader), reading: None, left, _permit: permit }
     }
 
     /// What goes out next without reading, if anything does.
@@ -94,7 +98,7 @@ impl ObjectBody {
     }
 }
 
-impl HttpBody for ObjectBody {
+impl<R: Pieces> HttpBody for ObjectBody<R> {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -120,13 +124,8 @@ impl HttpBody for ObjectBody {
                 this.reading = None;
                 let (reader, read) = read.map_err(|lost| BodyError::Upstream(lost.to_string()))?;
                 this.reader = Some(reader);
-                let bytes = read.map_err(|error| {
-                    if matches!(error, ReadError::Corrupt) {
-                        this.cas.note_bad();
-                    }
-                    // The stream is cut: a client must not take half an object for a whole one.
-                    BodyError::Upstream(error.to_string())
-                })?;
+                // The stream is cut: a client must not take half an object for a whole one.
+                let bytes = read.map_err(|error| BodyError::Upstream(error.to_string()))?;
                 if let Some(Piece::Bytes(range)) = this.pieces.front_mut() {
                     range.start += bytes.len() as u64;
                 }
@@ -176,7 +175,7 @@ impl PartsBody {
     ) -> Result<Body, ReadError> {
         let mut stretches = VecDeque::new();
         match found.asset.head.as_ref().map(StoredHead::body) {
-            Some(Stored::Parts(parts)) => {
+            Some(StoredBody::Parts(parts)) => {
                 for piece in parts.pieces(range.clone()).ok_or(ReadError::Gone)? {
                     let (address, object) = found.parts.get(piece.part).ok_or(ReadError::Gone)?;
                     stretches.push_back((*address, object.clone(), piece.bytes));

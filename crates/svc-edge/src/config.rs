@@ -17,6 +17,7 @@ use std::time::Duration;
 const HEADERS_MAX: usize = 100;
 const HEADER_BYTES_MAX: usize = 32 << 10;
 
+const PACK_NAME_MAX: usize = 64;
 const CAS_DIR: &str = "cas";
 const SCRUB_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
@@ -53,6 +54,8 @@ settings! {
         ingress: IngressSettings = IngressSettings::default() => Hot;
         /// Parts of HTTP that can be turned off.
         http: HttpSettings = HttpSettings::default() => Hot;
+        /// Packs of map tiles, each a PMTiles or an MBTiles file. A file that is replaced is mounted anew.
+        packs: Vec<PackSettings> = Vec::new() => Hot;
         /// The store.
         cas: CasSettings = CasSettings::default() => Hot;
         /// Which web pages may read.
@@ -222,6 +225,18 @@ settings! {
 }
 
 settings! {
+    /// A pack of map tiles.
+    pub struct PackSettings {
+        /// What it is called in paths: letters, digits, `-` and `_`.
+        name: String = String::new() => Required;
+        /// Its file. Packs are replaced by renaming another file to this name.
+        path: String = String::new() => Required;
+        /// The address that the file must have (`b3:…`); nothing of it is served before that is known. Empty: any.
+        b3: String = String::new() => Hot;
+    }
+}
+
+settings! {
     /// Which web pages may read.
     pub struct CorsSettings {
         /// Origins such as `https://www.example.org`, or `*` for every one. Empty: none.
@@ -267,6 +282,7 @@ impl EdgeSettings {
                     .add(format!("edge.cas.pins[{index}]"), "is no address: b3: and 64 digits in lower case");
             }
         }
+        self.validate_packs(problems);
         for (index, origin) in self.cors.allow_origins.iter().enumerate() {
             let rest = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
             let good = rest.is_some_and(|host| !host.is_empty() && !host.contains(['/', ' ', '*']));
@@ -338,6 +354,27 @@ impl EdgeSettings {
         }
     }
 
+    fn validate_packs(&self, problems: &mut Problems) {
+        for (index, pack) in self.packs.iter().enumerate() {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+            if !(1..=PACK_NAME_MAX).contains(&pack.name.len()) || !pack.name.bytes().all(plain) {
+                let message = format!("{:?} is no name: 1 to 64 letters, digits, - and _", pack.name);
+                problems.add(format!("edge.packs[{index}].name"), message);
+            }
+            if self.packs[..index].iter().any(|other| other.name == pack.name) {
+                let message = format!("{:?} is the name of two packs: each needs its own", pack.name);
+                problems.add(format!("edge.packs[{index}].name"), message);
+            }
+            if pack.path.is_empty() {
+                problems.add(format!("edge.packs[{index}].path"), "must name a file");
+            }
+            if !pack.b3.is_empty() && Address::parse(&pack.b3).is_none() {
+                let message = "is no address: b3: and 64 digits in lower case";
+                problems.add(format!("edge.packs[{index}].b3"), message);
+            }
+        }
+    }
+
     /// What is wrong with the CA files of origins and sites; reads them.
     pub fn validate_files(&self, base: &Path, problems: &mut Problems) {
         let origins =
@@ -353,6 +390,7 @@ impl EdgeSettings {
         let mut files = self.tls.as_ref().map_or_else(Vec::new, |tls| tls.files(base));
         let named = self.origins.iter().map(|it| &it.ca_file).chain(self.sites.iter().map(|it| &it.ca_file));
         files.extend(named.filter(|file| !file.is_empty()).map(|file| base.join(file)));
+        files.extend(self.packs.iter().map(|pack| base.join(&pack.path)));
         files
     }
 
@@ -378,12 +416,16 @@ impl EdgeSettings {
 
     pub(crate) fn store(&self, in_memory: bool) -> cas::Settings {
         let max_bytes = if in_memory { self.cas.memory_bytes.0 } else { self.cas.max_bytes.0 };
-        let trust = match self.cas.verify {
+        let pins = self.cas.pins.iter().map(|pin| pin.trim_start_matches('/').to_owned()).collect();
+        cas::Settings { max_bytes, trust: self.trust(), pins }
+    }
+
+    /// Which bytes need no check.
+    pub(crate) fn trust(&self) -> cas::Trust {
+        match self.cas.verify {
             Verify::FirstRead => cas::Trust::IfChecked,
             Verify::Always => cas::Trust::Never,
             Verify::Never => cas::Trust::Always,
-        };
-        let pins = self.cas.pins.iter().map(|pin| pin.trim_start_matches('/').to_owned()).collect();
-        cas::Settings { max_bytes, trust, pins }
+        }
     }
 }

@@ -3,7 +3,9 @@
 use crate::cas::{self, CATALOG, CHANGES, Cas, DiskError, HOT};
 use crate::config::{EdgeSettings, Fsync};
 use crate::fill::{FLIGHTS, Fill, IDLE, NEGATIVE, Origins, WORK};
-use crate::serve::{COUNTERS, Edge as Serving};
+use crate::pack::{CONNECTION, DIRECTORIES};
+use crate::packs::{self, Packs, TILES};
+use crate::serve::{COUNTERS, Edge as Serving, Stores};
 use http::Method;
 use ron_kernel::bus::{KernelEvent, Next};
 use ron_kernel::channel;
@@ -26,14 +28,15 @@ use tokio::sync::watch;
 const NAME: &str = "edge";
 
 static SHUTDOWN: ChannelSpec =
-    shutdown_spec(NAME, &["listener", "sweeper", "keeper", "scrub", "worker", "housekeeping"]);
+    shutdown_spec(NAME, &["listener", "sweeper", "keeper", "scrub", "worker", "packs", "housekeeping"]);
 static EVENTS: ChannelSpec = events_spec(NAME, &["housekeeping"]);
-static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping"]);
+static CONFIG: ChannelSpec = config_spec(NAME, &["packs", "housekeeping"]);
 
 /// The edge's declarations, for the inventory and the document.
 pub static CHANNELS: [&ChannelSpec; 5] = [&WORK, &CHANGES, &EVENTS, &SHUTDOWN, &CONFIG];
-pub static LOCKS: [&LockSpec; 6] = [&CATALOG, &HOT, &FLIGHTS, &NEGATIVE, &COUNTERS, &IDLE];
-pub const TASKS: [TaskSpec; 8] = {
+pub static LOCKS: [&LockSpec; 9] =
+    [&CATALOG, &HOT, &FLIGHTS, &NEGATIVE, &COUNTERS, &IDLE, &DIRECTORIES, &CONNECTION, &TILES];
+pub const TASKS: [TaskSpec; 9] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     [
         listener,
@@ -62,6 +65,12 @@ pub const TASKS: [TaskSpec; 8] = {
             kind: "fill",
             sort: TaskSort::Scoped,
             does: "stores the answer to one client's own request to a site, also when the client has left",
+        },
+        TaskSpec {
+            service: NAME,
+            kind: "packs",
+            sort: TaskSort::Permanent,
+            does: "finds out the address of each pack that is mounted, so that its bytes can be checked",
         },
         TaskSpec {
             service: NAME,
@@ -94,6 +103,7 @@ pub struct Edge {
     server: Arc<Server<Arc<Serving>>>,
     cas: Arc<Cas>,
     fill: Arc<Fill>,
+    packs: Arc<Packs>,
     in_memory: bool,
     config: watch::Sender<Arc<EdgeSettings>>,
     tls: Option<Arc<TlsServer>>,
@@ -127,11 +137,16 @@ impl Edge {
         let folder = (!in_memory).then(|| data.join(&settings.cas.dir));
         let sync = settings.cas.fsync == Fsync::Always;
         let (cas, changes) = Cas::open(service, folder.as_deref(), sync, settings.store(in_memory))?;
+        let packs = Packs::new(service, folder.map(|folder| folder.join("packs")), settings.trust());
+        packs.apply(&packs.attempt(&settings.packs, data.path()), settings.trust());
+        let (hashing, own, changed) = (packs.clone(), service.clone(), receiver.clone());
+        service.permanent("packs", 0, move || packs::hash(hashing.clone(), own.clone(), changed.clone()));
         let encoders = Permits::new(std::thread::available_parallelism().map_or(1, usize::from));
         let (fill, jobs) = Fill::new(service, &cas, &encoders, &settings.fill);
         let origins =
             Origins::new(service, settings, data.path(), &Origins::default()).map_err(BuildError::Origin)?;
-        let serving = Arc::new(Serving::new(service, settings, fill.clone(), origins, verifier));
+        let stores = Stores { fill: fill.clone(), packs: packs.clone() };
+        let serving = Arc::new(Serving::new(service, settings, stores, origins, verifier));
         fill.run(jobs);
         let (keeping, changes, own) = (cas.clone(), Arc::new(changes), service.clone());
         service.permanent("keeper", 0, move || cas::keep(keeping.clone(), changes.clone(), own.clone()));
@@ -151,7 +166,7 @@ impl Edge {
             housekeeping(service, fill, server, config)
         });
         let (service, data) = (service.clone(), data.clone());
-        Ok(Edge { service, server, cas, fill, in_memory, config, tls, addresses, data })
+        Ok(Edge { service, server, cas, fill, packs, in_memory, config, tls, addresses, data })
     }
 
     /// Where it listens: scheme and address.
@@ -176,11 +191,13 @@ impl Edge {
         let former = self.server.handler().snapshot();
         let origins = Origins::new(&self.fill.service, settings, self.data.path(), &former.origins)
             .map_err(BuildError::Origin)?;
+        let packs = self.packs.attempt(&settings.packs, self.data.path());
         let (edge, settings) = (self.clone(), settings.clone());
         Ok(Box::new(move || {
             if let Some((server, config)) = tls {
                 server.replace(config);
             }
+            edge.packs.apply(&packs, settings.trust());
             edge.cas.apply(settings.store(edge.in_memory));
             edge.server.handler().apply(&settings, origins, verifier);
             edge.server.set_limits(settings.server_limits());

@@ -1,6 +1,8 @@
 //! The life of a request: rate, room, path, then a look into the store, a change of it, or a question to an origin.
 
 mod live;
+mod packs;
+mod preview;
 mod read;
 mod site;
 mod write;
@@ -10,6 +12,7 @@ use crate::cache::{CacheStatus, Reason as Why};
 use crate::cas::Cas;
 use crate::config::EdgeSettings;
 use crate::fill::{Fill, Origins, host_of};
+use crate::packs::Packs;
 use crate::semantics::decode_path;
 use arc_swap::ArcSwap;
 use http::header::{
@@ -54,6 +57,7 @@ pub(crate) struct Edge {
     snapshot: ArcSwap<Snapshot>,
     cas: Arc<Cas>,
     fill: Arc<Fill>,
+    packs: Arc<Packs>,
     inflight: Arc<Permits>,
     rate: Single,
     rejections: Rejections,
@@ -115,6 +119,7 @@ enum Target {
     /// Where objects are put whose address is not known beforehand.
     Objects,
     Purge,
+    Pack(packs::Target),
 }
 
 impl Target {
@@ -130,7 +135,7 @@ impl Target {
                 let bad = || Rejection::new(Reason::Malformed, "expected b3: and 64 digits in lower case");
                 Some(Target::Object(Address::parse(address).ok_or_else(bad)?))
             }
-            _ => None,
+            _ => packs::Target::of(&decoded).map(Target::Pack),
         })
     }
 
@@ -140,6 +145,7 @@ impl Target {
             Target::Asset(_) => "/edge/assets",
             Target::Object(_) | Target::Objects => "/edge/cas",
             Target::Purge => "/edge/purge",
+            Target::Pack(target) => target.label(),
         }
     }
 
@@ -149,18 +155,27 @@ impl Target {
             Target::Object(_) => "GET, HEAD, PUT, OPTIONS",
             Target::Objects => "PUT, OPTIONS",
             Target::Purge => "POST, OPTIONS",
+            Target::Pack(_) => READS,
         }
     }
+}
+
+/// Where answers come from.
+#[derive(Debug)]
+pub(crate) struct Stores {
+    pub(crate) fill: Arc<Fill>,
+    pub(crate) packs: Arc<Packs>,
 }
 
 impl Edge {
     pub(crate) fn new(
         service: &Service,
         settings: &EdgeSettings,
-        fill: Arc<Fill>,
+        stores: Stores,
         origins: Origins,
         verifier: Verifier,
     ) -> Edge {
+        let Stores { fill, packs } = stores;
         let cas = fill.cas.clone();
         let rejections = Rejections::new(service);
         let inflight = Permits::new(settings.ingress.max_inflight);
@@ -176,6 +191,7 @@ impl Edge {
             snapshot: ArcSwap::from_pointee(Snapshot { settings: settings.clone(), origins, verifier }),
             cas,
             fill,
+            packs,
             inflight,
             rate: Single::new(service.inventory(), &COUNTERS),
             rejections,
@@ -251,6 +267,10 @@ impl Edge {
             }
             (Method::GET | Method::HEAD, Target::Object(address)) => {
                 self.read_object(&request, address, snapshot, budget, permit).await
+            }
+            (Method::GET | Method::HEAD, Target::Pack(target)) => {
+                let asked = packs::Asked { request: &request, secure: conn.secure, snapshot, budget };
+                self.read_pack(&asked, target, permit).await
             }
             (Method::PUT, Target::Asset(name)) => {
                 self.put_asset(&request, body, name, snapshot, budget).await

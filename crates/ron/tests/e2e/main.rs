@@ -15,6 +15,7 @@ mod http2;
 mod lifecycle;
 mod limits;
 mod operators;
+mod packs;
 mod proxy;
 mod reasons;
 mod registry;

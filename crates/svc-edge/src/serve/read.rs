@@ -2,7 +2,7 @@
 
 use super::{Edge, Snapshot, Source, unix_millis, value};
 use crate::address::Address;
-use crate::body::ObjectBody;
+use crate::body::{ObjectBody, Stored};
 use crate::cache::{CACHE_STATUS, CacheStatus, StoredHead};
 use crate::cas::{Object, ReadError};
 use crate::semantics::{Available, Coding, Decision, Piece, REPR_DIGEST, Variant, decide, repr_digest};
@@ -22,9 +22,9 @@ use ron_kernel::sync::Permit;
 use std::ops::Range;
 
 /// What is stored under an address never changes.
-const FOREVER: &str = "public, max-age=31536000, immutable";
+pub(super) const FOREVER: &str = "public, max-age=31536000, immutable";
 /// An answer of at most this many bytes must be taken as a whole within its request's budget.
-const SHORT: u64 = 1 << 20;
+pub(super) const SHORT: u64 = 1 << 20;
 
 /// What is common to all representations of what was asked for.
 pub(super) struct Resource<'a> {
@@ -155,7 +155,8 @@ impl Edge {
             return Ok(Body::full(bytes).ending_by(until));
         }
         let left = decision.content_length;
-        let body = ObjectBody::new(self.cas.clone(), reader, bytes, decision.pieces, left, permit);
+        let reader = Stored(self.cas.clone(), reader);
+        let body = ObjectBody::new(reader, bytes, decision.pieces, left, permit);
         Ok(Body::stream(body).ending_by(until))
     }
 
@@ -238,7 +239,7 @@ pub(super) fn pass_freshness(from: &HeaderMap, to: &mut HeaderMap) {
 }
 
 /// A refusal that still says what it is about.
-fn refusal(reason: Reason, detail: &'static str, headers: HeaderMap) -> Rejection {
+pub(super) fn refusal(reason: Reason, detail: &'static str, headers: HeaderMap) -> Rejection {
     let mut rejection = Rejection::new(reason, detail);
     rejection.headers = headers.into_iter().filter_map(|(name, value)| Some((name?, value))).collect();
     rejection
