@@ -28,6 +28,9 @@ pub(crate) const FOR_BENCHES: [Program; 5] = [
 pub(crate) const FOR_REGISTRY_BENCHES: [Program; 2] =
     [("etcd", "etcd-server", "a store to compare with"), ("wrk", "wrk", "load over HTTP/1.1")];
 
+pub(crate) const FOR_CONFORMANCE: [Program; 2] =
+    [("node", "nodejs", "the tests of HTTP caches"), ("npm", "npm", "fetching them")];
+
 const DENY: &str = "0.20.2";
 
 fn exists(program: &str) -> bool {
