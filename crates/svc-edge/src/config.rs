@@ -17,6 +17,9 @@ use std::time::Duration;
 const HEADERS_MAX: usize = 100;
 const HEADER_BYTES_MAX: usize = 32 << 10;
 
+/// Objects that come from origins; each has its fields in memory, some KiB.
+const RESPONSES_MAX: usize = 100_000;
+
 const CAS_DIR: &str = "cas";
 const SCRUB_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
@@ -384,6 +387,6 @@ impl EdgeSettings {
             Verify::Never => cas::Trust::Always,
         };
         let pins = self.cas.pins.iter().map(|pin| pin.trim_start_matches('/').to_owned()).collect();
-        cas::Settings { max_bytes, trust, pins }
+        cas::Settings { max_bytes, responses_max: RESPONSES_MAX, trust, pins }
     }
 }
