@@ -165,12 +165,15 @@ fn token(command: TokenCommand) -> anyhow::Result<ExitCode> {
             let blocks = inspect(&token)?;
             let trusted = Verifier::new(&trusted_keys(&load_source(&source)?)).is_signed(&token);
             if json {
-                return print(&json!({"blocks": blocks, "trusted": trusted}).to_string());
+                let (sources, ids): (Vec<_>, Vec<_>) =
+                    blocks.into_iter().map(|block| (block.source, block.id)).unzip();
+                return print(&json!({"blocks": sources, "ids": ids, "trusted": trusted}).to_string());
             }
             let mut text = String::new();
             for (index, block) in blocks.iter().enumerate() {
                 let name = if index == 0 { "minted".to_owned() } else { format!("narrowed {index}") };
-                text += &format!("{name}:\n  {}\n", block.trim().replace('\n', "\n  "));
+                let source = block.source.trim().replace('\n', "\n  ");
+                text += &format!("{name}:\n  {source}\n  id, to revoke it: {}\n", block.id);
             }
             print(&format!("{text}signed by a trusted key: {}", if trusted { "yes" } else { "no" }))
         }

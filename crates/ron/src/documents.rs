@@ -46,10 +46,16 @@ pub fn operating_page(written: &str) -> Option<String> {
 fn advice(reason: Reason) -> &'static str {
     match reason {
         Reason::Malformed | Reason::Expectation => "the client's to mend",
-        Reason::Unauth | Reason::TokenInvalid => "give the client a key of a tenant (`tenants.keys`)",
-        Reason::TokenExpired | Reason::TokenAudience => "give the client a new capability",
+        Reason::Unauth => "give the client a key, token or certificate, as `auth.mode` wants it",
+        Reason::TokenInvalid => {
+            "gateway: `tenants.keys`, `auth.jwt` or `node.token_keys`; an issuer's new key is fetched within seconds"
+        }
+        Reason::TokenExpired | Reason::TokenAudience => "give the client a new token",
+        Reason::TokenRevoked => {
+            "it is in the file `auth.revocations`; give the client a new one, if that is meant"
+        }
         Reason::Forbidden => {
-            "over the Unix socket: add the user to `uds.allow_uids`; else give the client a capability that allows it"
+            "over the Unix socket: add the user to `uds.allow_uids`; else give the client a token that allows it, or its tenant the `scopes`"
         }
         Reason::NotAllowed => "edge: store the object, or name an origin for it",
         Reason::NotAcceptable | Reason::Precondition | Reason::InvalidRange | Reason::DigestSent => {
@@ -79,6 +85,7 @@ fn advice(reason: Reason) -> &'static str {
         Reason::Invalid => "admin plane: mend what `problems` names",
         Reason::QuotaGlobal => "`quotas.global_rps`",
         Reason::QuotaIp => "`quotas.per_ip_rps`, `quotas.per_ip_bps`; behind a proxy, `trusted_proxies`",
+        Reason::QuotaCapability => "`quotas.per_capability_rps`",
         Reason::QuotaTenant => "the tenant's `rps` or `bps`",
         Reason::Busy => {
             "the tenant has more than its share of a full queue or of full buffers: its `quantum`, `buffer_bytes`, or more capacity"

@@ -113,10 +113,11 @@ impl Node {
                 .listen(bind_unix(&data.join(demo::SOCKET), false)?, None);
             service.ready();
         }
-        let gateway = if running { Some(start_gateway(&kernel, &config, &data, &observed)?) } else { None };
+        let verifier = Verifier::new(&token_keys(&config, &key));
+        let gateway =
+            if running { Some(start_gateway(&kernel, &config, &data, &verifier, &observed)?) } else { None };
         let edge = if runs("edge", config.edge.enabled) {
             let (service, amnesia) = (kernel.service("edge"), config.node.amnesia);
-            let verifier = Verifier::new(&token_keys(&config, &key));
             Some(Arc::new(Edge::build(&service, &config.edge, &data, amnesia, verifier)?))
         } else {
             None
@@ -181,9 +182,10 @@ fn start_gateway(
     kernel: &Kernel,
     config: &Config,
     data: &DataDir,
+    verifier: &Verifier,
     observed: &Observed,
 ) -> anyhow::Result<Arc<Gateway>> {
-    let gateway = Gateway::build(&kernel.service("gateway"), &config.gateway, data)?;
+    let gateway = Gateway::build(&kernel.service("gateway"), &config.gateway, data, verifier)?;
     #[cfg(feature = "otlp")]
     gateway.trace(observed.tracer.clone());
     Ok(Arc::new(gateway))
@@ -222,17 +224,18 @@ impl Services {
     /// Has each service read what the new configuration needs.
     fn prepare(&self, newer: &Loaded<Config>) -> Result<Vec<Prepared>, Problems> {
         let (config, mut swaps) = (&newer.value, Vec::new());
+        let verifier = Verifier::new(&token_keys(config, &self.key));
         let failed = |key: &str, error: String| {
             let mut problems = newer.problems();
             problems.add(key, error);
             problems
         };
         if let Some(gateway) = &self.gateway {
-            let swap = gateway.prepare(&config.gateway);
+            let swap = gateway.prepare(&config.gateway, &verifier);
             swaps.push(swap.map_err(|error| failed("gateway", error.to_string()))?);
         }
         if let Some(edge) = &self.edge {
-            let swap = edge.prepare(&config.edge, Verifier::new(&token_keys(config, &self.key)));
+            let swap = edge.prepare(&config.edge, verifier);
             swaps.push(swap.map_err(|error| failed("edge", error.to_string()))?);
         }
         if let Some(registry) = &self.registry {

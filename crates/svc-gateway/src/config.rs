@@ -102,6 +102,9 @@ settings! {
         /// Bytes per second of request and response bodies for each client address; IPv6 by /64. What a response
         /// really came to counts against the next requests.
         per_ip_bps: u64 = 0 => Hot;
+        /// For each API key, certificate, subject of JWTs or minted capability; what was narrowed from a capability counts
+        /// as that one.
+        per_capability_rps: u64 = 0 => Hot;
         /// Seconds' worth of requests or bytes that may come at once.
         burst_factor: f64 = 2.0 => Hot;
     }
@@ -204,6 +207,8 @@ settings! {
         bps: u64 = 0 => Hot;
         /// API keys, as `sha256:` and the hash in hexadecimal (`printf KEY | sha256sum`).
         keys: Vec<String> = Vec::new() => Hot;
+        /// Scopes that its keys and certificates give. JWTs and capabilities bring their own.
+        scopes: Vec<String> = Vec::new() => Hot;
         /// Other ways to know the tenant.
         r#match: MatchSettings = MatchSettings::default() => Hot;
     }
@@ -216,6 +221,8 @@ settings! {
         header: String = String::new() => Hot;
         /// A name in the client's certificate: a host or a URI such as `spiffe://org/name`. Needs `tls.client_ca`.
         san: String = String::new() => Hot;
+        /// A claim of a JWT as `name=value`; of a claim that is a list, one of its values. A capability names the tenant's `id`.
+        claim: String = String::new() => Hot;
     }
 }
 
@@ -226,14 +233,61 @@ choice! {
         None = "none",
         /// `X-Api-Key` or `Authorization: Bearer`, matched by hash against the tenants' keys.
         ApiKey = "api_key",
+        /// A JWT as `Authorization: Bearer`, checked with the issuer's public keys.
+        Jwt = "jwt",
+        /// A capability as `Authorization: Bearer`, signed by one of `node.token_keys`.
+        Biscuit = "biscuit",
     }
 }
 
 settings! {
-    /// Identity.
+    /// Identity. Whatever the mode, a client certificate that names a tenant is as good as a token, and over the Unix
+    /// socket the peer's user id is who it is.
     pub struct AuthSettings {
-        /// How callers say who they are.
+        /// How callers say who they are: not at all; by an API key in `X-Api-Key` or `Authorization: Bearer`; by a JWT;
+        /// by a capability (`ron token mint`).
         mode: AuthMode = AuthMode::None => Hot;
+        /// Which JWTs are believed.
+        jwt: Option<JwtSettings> = None => Hot;
+        /// File of revoked tokens, one id per line: of capabilities as `ron token inspect` prints it, of JWTs `jti:` and
+        /// their id. Read again when it changes. Empty: none.
+        revocations: String = String::new() => Hot;
+    }
+}
+
+choice! {
+    /// A signature algorithm of JWTs.
+    pub enum JwtAlgorithm {
+        EdDsa = "EdDSA",
+        Es256 = "ES256",
+        Es384 = "ES384",
+        Rs256 = "RS256",
+        Rs384 = "RS384",
+        Rs512 = "RS512",
+        Ps256 = "PS256",
+        Ps384 = "PS384",
+        Ps512 = "PS512",
+    }
+}
+
+settings! {
+    /// JWTs: which are believed, and with whose keys they are checked.
+    pub struct JwtSettings {
+        /// File with the issuer's public keys, a JSON Web Key Set. Read again when it changes.
+        jwks_file: String = String::new() => Hot;
+        /// Where the issuer publishes them instead, `https://`, or `http://` on this machine. Fetched in the background; the
+        /// last good set is kept.
+        jwks_url: String = String::new() => Hot;
+        /// What `iss` must be. Empty: it is not looked at.
+        issuer: String = String::new() => Hot;
+        /// What `aud` must hold. Empty: it is not looked at.
+        audience: String = String::new() => Hot;
+        /// Signature algorithms that are believed.
+        algorithms: Vec<JwtAlgorithm> = vec![JwtAlgorithm::EdDsa, JwtAlgorithm::Es256, JwtAlgorithm::Rs256] => Hot;
+        /// Time between two fetches. A token with an unknown key leads to one sooner, at most every 5 seconds.
+        refresh: Span = Span::secs(600) => Hot;
+        /// TLS towards `jwks_url`.
+        tls: ClientTlsSettings = ClientTlsSettings::default() => Hot;
     }
 }
 
@@ -346,6 +400,8 @@ settings! {
         cost: u64 = 1 => Hot;
         /// Class of all its requests, over what the caller's would be. Empty: the caller's.
         class: String = String::new() => Hot;
+        /// Scopes that the caller's credentials must have, all of them.
+        scopes: Vec<String> = Vec::new() => Hot;
         /// Decode compressed request bodies, under the limits, before they are passed on.
         decode: bool = false => Hot;
     }
@@ -405,6 +461,8 @@ impl GatewaySettings {
         if !(0.0..=1.0).contains(&self.access_log.sample) {
             problems.add("gateway.access_log.sample", "must be between 0 and 1");
         }
+        self.auth.validate(problems);
+        self.validate_claims(problems);
         self.validate_fairness(problems);
         self.validate_upstreams(problems);
         Routes::check(&self.routes, &self.upstreams, problems);
@@ -464,11 +522,43 @@ impl GatewaySettings {
             if route.cost == 0 {
                 problems.add(format!("{at}.cost"), "must be at least 1");
             }
-            if route.auth == RouteAuth::Required && self.auth.mode == AuthMode::None {
-                problems.add(
-                    format!("{at}.auth"),
-                    "is required, but gateway.auth.mode is \"none\": nobody could get in",
-                );
+            self.validate_access(&at, route.auth, &route.scopes, problems);
+        }
+    }
+
+    /// Who may use a route, and whether that is anybody.
+    fn validate_access(&self, at: &str, auth: RouteAuth, scopes: &[String], problems: &mut Problems) {
+        let nobody = self.auth.mode == AuthMode::None
+            && self.uds.is_none()
+            && self.tenants.iter().all(|tenant| tenant.r#match.san.is_empty());
+        if auth == RouteAuth::Required && nobody {
+            let message = "is required, but gateway.auth.mode is \"none\" and no tenant has a certificate: nobody could get in";
+            problems.add(format!("{at}.auth"), message);
+        }
+        if auth == RouteAuth::None && !scopes.is_empty() {
+            problems.add(
+                format!("{at}.scopes"),
+                "are wanted, but auth is \"none\": credentials are not looked at",
+            );
+        }
+        if scopes.iter().any(String::is_empty) {
+            problems.add(format!("{at}.scopes"), "must not be empty words");
+        }
+    }
+
+    fn validate_claims(&self, problems: &mut Problems) {
+        let mut known: HashMap<&str, &str> = HashMap::new();
+        let tenants = self.tenants.iter().enumerate();
+        for (index, tenant) in tenants.filter(|(_, tenant)| !tenant.r#match.claim.is_empty()) {
+            let (at, claim) = (format!("gateway.tenants[{index}].match.claim"), &tenant.r#match.claim);
+            if crate::tenants::parse_claim(claim).is_none() {
+                problems.add(&at, format!("{claim:?} is not name=value"));
+            }
+            if self.auth.mode != AuthMode::Jwt {
+                problems.add(&at, "is of a JWT, but gateway.auth.mode is not \"jwt\"");
+            }
+            if let Some(other) = known.insert(claim, &tenant.id) {
+                problems.add(&at, format!("is the claim of tenant {other:?} too"));
             }
         }
     }
@@ -517,8 +607,9 @@ impl GatewaySettings {
         }
     }
 
-    /// Problems with the files that upstreams need.
+    /// Problems with the files that upstreams and credentials need.
     pub fn validate_files(&self, base: &Path, problems: &mut Problems) {
+        self.auth.validate_files(base, problems);
         for (index, upstream) in self.upstreams.iter().enumerate().filter(|(_, upstream)| upstream.uses_tls())
         {
             upstream.tls.check(base, &format!("gateway.upstreams[{index}].tls"), problems);
@@ -529,7 +620,11 @@ impl GatewaySettings {
     pub fn files(&self, base: &Path) -> Vec<PathBuf> {
         let tls = self.tls.iter().flat_map(|tls| tls.files(base));
         let upstreams = self.upstreams.iter().filter(|upstream| upstream.uses_tls());
-        tls.chain(upstreams.flat_map(|upstream| upstream.tls.files(base))).collect()
+        let upstreams = upstreams.flat_map(|upstream| upstream.tls.files(base));
+        let jwt = self.auth.jwt.iter();
+        let named = jwt.clone().map(|jwt| &jwt.jwks_file).chain([&self.auth.revocations]);
+        let named = named.filter(|name| !name.is_empty()).map(|name| base.join(name));
+        tls.chain(upstreams).chain(jwt.flat_map(|jwt| jwt.tls.files(base))).chain(named).collect()
     }
 
     /// What the kernel's server is told.

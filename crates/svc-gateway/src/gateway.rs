@@ -1,10 +1,11 @@
 //! Building and running the gateway.
 
 use crate::access_log::{ACCESS_LOG, AccessLog, Sink};
+use crate::auth::{self, Auth};
 use crate::config::{GatewaySettings, SchedFull};
 use crate::degraded::Hysteresis;
 use crate::gate::{self, Gate, WORK_LOCK};
-use crate::proxy::{COUNTERS, Proxy, upstream_tls};
+use crate::proxy::{COUNTERS, Material, Proxy, upstream_tls};
 use crate::upstream::{BREAKER, IDLE, probe};
 use http::Method;
 use ron_kernel::bus::{KernelEvent, Next};
@@ -18,6 +19,7 @@ use ron_kernel::node::DataDir;
 use ron_kernel::sync::Limits;
 use ron_kernel::task::TaskResult;
 use ron_kernel::tls::{TlsError, TlsServer};
+use ron_kernel::token::Verifier;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -46,14 +48,15 @@ pub(crate) static SCHED: ChannelSpec = ChannelSpec {
     consumers: &["worker"],
 };
 
-static SHUTDOWN: ChannelSpec = shutdown_spec(NAME, &["listener", "sweeper", "access_log", "housekeeping"]);
+static SHUTDOWN: ChannelSpec =
+    shutdown_spec(NAME, &["listener", "sweeper", "access_log", "housekeeping", "jwks"]);
 static EVENTS: ChannelSpec = events_spec(NAME, &["housekeeping"]);
-static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping"]);
+static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping", "jwks"]);
 
 /// The gateway's declarations, for the inventory and the document.
 pub static CHANNELS: [&ChannelSpec; 6] = [&WORK, &SCHED, &ACCESS_LOG, &EVENTS, &SHUTDOWN, &CONFIG];
 pub static LOCKS: [&LockSpec; 4] = [&WORK_LOCK, &COUNTERS, &IDLE, &BREAKER];
-pub const TASKS: [TaskSpec; 13] = {
+pub const TASKS: [TaskSpec; 14] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     let does = "applies a new configuration, forgets addresses whose buckets are full again";
     [
@@ -85,6 +88,12 @@ pub const TASKS: [TaskSpec; 13] = {
             does: "writes a line for each request answered, until none can come any more",
         },
         TaskSpec { service: NAME, kind: "housekeeping", sort: TaskSort::Permanent, does },
+        TaskSpec {
+            service: NAME,
+            kind: "jwks",
+            sort: TaskSort::Permanent,
+            does: "fetches the keys of JWTs ahead of need",
+        },
         TaskSpec {
             service: NAME,
             kind: "prober",
@@ -131,6 +140,8 @@ pub enum BuildError {
     Bind(String),
     #[error("gateway.tls: {0}")]
     Tls(String),
+    #[error("{0}: {1}")]
+    Auth(&'static str, String),
     #[error("gateway.access_log.file: {0:?} cannot be opened: {1}")]
     AccessLog(String, std::io::Error),
 }
@@ -165,6 +176,7 @@ impl Gateway {
         service: &Service,
         settings: &GatewaySettings,
         data: &DataDir,
+        verifier: &Verifier,
     ) -> Result<Gateway, BuildError> {
         service.declare(&SHUTDOWN, &EVENTS);
         let (config, receiver) = channel::latest(service.inventory(), &CONFIG, Arc::new(settings.clone()));
@@ -184,13 +196,18 @@ impl Gateway {
             addresses.push(("uds", bound.address()));
             listeners.push((bound, None));
         }
-        let upstream_tls = upstream_tls(settings, data.path())?;
+        let material = read(service, settings, data, verifier, None)?;
         let access_log = AccessLog::start(service, open_sink(settings, data)?);
         let base = data.path().to_owned();
-        let proxy = Arc::new(Proxy::new(service, settings, base, &upstream_tls, access_log.clone()));
+        let proxy = Arc::new(Proxy::new(service, settings, base, material, access_log.clone()));
         start_scheduling(service, settings, proxy.gate());
         let probing = (service.clone(), proxy.clone());
         service.permanent("prober", 0, move || probe(probing.0.clone(), probing.1.clone()));
+        let refreshing = (service.clone(), proxy.clone(), receiver.clone());
+        service.permanent("jwks", 0, move || {
+            let (service, proxy, config) = refreshing.clone();
+            auth::refresh(service, proxy, config)
+        });
         let watching = (service.clone(), proxy.clone());
         service
             .permanent("overload_watch", 0, move || overload_watch(watching.0.clone(), watching.1.clone()));
@@ -224,12 +241,17 @@ impl Gateway {
     }
 
     /// Reads what the new configuration needs; the returned step then swaps it in and cannot fail.
-    pub fn prepare(self: &Arc<Self>, settings: &GatewaySettings) -> Result<Prepared, BuildError> {
+    pub fn prepare(
+        self: &Arc<Self>,
+        settings: &GatewaySettings,
+        verifier: &Verifier,
+    ) -> Result<Prepared, BuildError> {
         let tls = match (&self.tls, &settings.tls) {
             (Some(server), Some(settings)) => Some((server.clone(), settings.load(self.data.path())?)),
             _ => None,
         };
-        let upstream_tls = upstream_tls(settings, self.data.path())?;
+        let former = self.server.handler().snapshot();
+        let material = read(&self.service, settings, &self.data, verifier, Some(former.auth()))?;
         let sink = open_sink(settings, &self.data)?;
         let (gateway, settings) = (self.clone(), settings.clone());
         Ok(Box::new(move || {
@@ -237,11 +259,28 @@ impl Gateway {
                 server.replace(config);
             }
             gateway.access_log.set_sink(sink);
-            gateway.server.handler().apply(&settings, &upstream_tls);
+            gateway.server.handler().apply(&settings, material);
             gateway.server.set_limits(settings.server_limits());
             gateway.config.send_replace(Arc::new(settings));
         }))
     }
+}
+
+/// Reads the files that the settings name.
+fn read(
+    service: &Service,
+    settings: &GatewaySettings,
+    data: &DataDir,
+    verifier: &Verifier,
+    former: Option<&Auth>,
+) -> Result<Material, BuildError> {
+    let keys = match former {
+        Some(Auth::Jwt(jwt)) => Some(jwt.keys.clone()),
+        _ => None,
+    };
+    let auth = Auth::load(service, &settings.auth, data.path(), verifier, keys)
+        .map_err(|(key, error)| BuildError::Auth(key, error))?;
+    Ok(Material { tls: upstream_tls(settings, data.path())?, auth })
 }
 
 fn open_sink(settings: &GatewaySettings, data: &DataDir) -> Result<Sink, BuildError> {

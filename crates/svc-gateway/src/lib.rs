@@ -5,6 +5,7 @@
 //! itself: that is the kernel's.
 
 mod access_log;
+mod auth;
 mod breaker;
 pub mod config;
 mod decode;

@@ -8,6 +8,7 @@ mod watch;
 pub(crate) use plan::{Names, Quota, Seen};
 
 use crate::access_log::AccessLog;
+use crate::auth::Auth;
 use crate::config::{GatewaySettings, RouteSettings};
 use crate::decode::Decoded;
 use crate::fair_queue::{Full, Shape};
@@ -52,6 +53,8 @@ use watch::Watch;
 const DECODERS_MAX: usize = 32;
 /// Tenants whose rate is remembered.
 const TENANTS_MAX: usize = 16_384;
+/// Credentials whose rate is remembered.
+const CAPABILITIES_MAX: usize = 65_536;
 /// Client addresses whose rate is remembered.
 const ADDRESSES_MAX: usize = 65_536;
 
@@ -69,6 +72,13 @@ pub(crate) type UpstreamTls = HashMap<String, TlsClient>;
 pub(crate) fn upstream_tls(settings: &GatewaySettings, base: &Path) -> Result<UpstreamTls, TlsError> {
     let named = settings.upstreams.iter().filter(|upstream| upstream.uses_tls());
     named.map(|upstream| Ok((upstream.name.clone(), upstream.tls.load(base)?))).collect()
+}
+
+/// What the files hold that the configuration names.
+#[derive(Debug)]
+pub(crate) struct Material {
+    pub(crate) tls: UpstreamTls,
+    pub(crate) auth: Auth,
 }
 
 /// Everything that follows from one version of the configuration.
@@ -103,6 +113,7 @@ pub(crate) struct Proxy {
     /// Writes are shed.
     degraded: Arc<AtomicBool>,
     per_tenant: Keyed<u32>,
+    per_capability: Keyed<u64>,
     bytes: Arc<ByteQuotas>,
     work: Arc<Row>,
     busy: Arc<Family<Counter, 3>>,
@@ -131,7 +142,7 @@ impl Proxy {
         service: &Service,
         settings: &GatewaySettings,
         base: PathBuf,
-        tls: &UpstreamTls,
+        material: Material,
         access_log: Arc<AccessLog>,
     ) -> Proxy {
         let gate = Gate::new(service.inventory(), shape_of(settings), settings.max_inflight);
@@ -161,7 +172,7 @@ impl Proxy {
             ledger: Arc::default(),
         };
         shared.ledger.set_limit(settings.buffer_bytes.0);
-        let snapshot = Snapshot::new(settings, &base, tls, None, &shared);
+        let snapshot = Snapshot::new(settings, &base, material, None, &shared);
         gate.reshape(shape_of(settings), settings.max_inflight, snapshot.lanes());
         let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
         expose_snapshot(service, &snapshot);
@@ -177,6 +188,7 @@ impl Proxy {
             gate,
             degraded,
             per_tenant: Keyed::new(service.inventory(), &COUNTERS, TENANTS_MAX),
+            per_capability: Keyed::new(service.inventory(), &COUNTERS, CAPABILITIES_MAX),
             bytes: ByteQuotas::new(service.inventory(), TENANTS_MAX, ADDRESSES_MAX),
             work,
             busy,
@@ -216,12 +228,17 @@ impl Proxy {
     }
 
     /// Swaps in a new configuration; requests under way keep the one they began with.
-    pub(crate) fn apply(&self, settings: &GatewaySettings, tls: &UpstreamTls) {
+    pub(crate) fn apply(&self, settings: &GatewaySettings, material: Material) {
         let former = self.snapshot.load();
         self.shared.ledger.set_limit(settings.buffer_bytes.0);
-        let snapshot = Snapshot::new(settings, &self.base, tls, Some(&former), &self.shared);
+        let snapshot = Snapshot::new(settings, &self.base, material, Some(&former), &self.shared);
         self.gate.reshape(shape_of(settings), settings.max_inflight, snapshot.lanes());
         self.snapshot.store(Arc::new(snapshot));
+    }
+
+    /// What follows from the configuration in force.
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.load_full()
     }
 
     /// The upstreams in force, by name.
@@ -231,11 +248,14 @@ impl Proxy {
 
     /// Forgets the addresses whose buckets are full again.
     pub(crate) fn trim(&self, now: Instant) {
-        let rate = self.snapshot.load().per_ip.unwrap_or(Rate { per_second: 1.0, burst: 0.0 });
-        self.per_ip.trim(rate, now);
-        let quotas = &self.snapshot.load().settings.quotas;
-        let rate = Rate::new(quotas.per_ip_bps, quotas.burst_factor);
-        self.bytes.trim(rate.unwrap_or(Rate { per_second: 1.0, burst: 0.0 }), now);
+        let quotas = self.snapshot.load().settings.quotas.clone();
+        // Without a rate nothing is remembered.
+        let rate = |per_second| {
+            Rate::new(per_second, quotas.burst_factor).unwrap_or(Rate { per_second: 1.0, burst: 0.0 })
+        };
+        self.per_ip.trim(rate(quotas.per_ip_rps), now);
+        self.per_capability.trim(rate(quotas.per_capability_rps), now);
+        self.bytes.trim(rate(quotas.per_ip_bps), now);
     }
 
     async fn answer(
@@ -328,6 +348,7 @@ impl Proxy {
         let verdict = match quota {
             Quota::Ip(ip) => self.per_ip.take(&network_of(ip), 1.0, rate, now),
             Quota::Global => self.global.take(1.0, rate, now),
+            Quota::Capability(capability) => self.per_capability.take(&capability, 1.0, rate, now),
             Quota::Tenant(tenant) => self.per_tenant.take(&tenant, 1.0, rate, now),
             Quota::IpBytes(ip) => self.bytes.owes_ip(ip, rate, now),
             Quota::TenantBytes(tenant) => self.bytes.owes_tenant(tenant, rate, now),
@@ -540,7 +561,7 @@ impl Snapshot {
     fn new(
         settings: &GatewaySettings,
         base: &Path,
-        tls: &UpstreamTls,
+        Material { tls, auth }: Material,
         former: Option<&Snapshot>,
         shared: &Shared,
     ) -> Snapshot {
@@ -572,7 +593,7 @@ impl Snapshot {
             global: Rate::new(quotas.global_rps, quotas.burst_factor),
             per_ip: Rate::new(quotas.per_ip_rps, quotas.burst_factor),
             named,
-            tenants: Tenants::new(settings, former.map(|former| &former.tenants), &shared.served),
+            tenants: Tenants::new(settings, auth, former.map(|former| &former.tenants), &shared.served),
             lanes,
             accounts: shared.ledger.accounts(
                 settings.tenants.iter().map(|tenant| tenant.id.as_str()).chain(["other"]),
@@ -581,6 +602,10 @@ impl Snapshot {
             trusted: settings.server_limits().trusted_proxies,
             settings: settings.clone(),
         }
+    }
+
+    pub(crate) fn auth(&self) -> &Auth {
+        self.tenants.auth()
     }
 
     fn ip_bytes(&self, client: Option<IpAddr>) -> Limit<IpAddr> {
@@ -744,6 +769,12 @@ fn expose_snapshot(service: &Service, snapshot: &Arc<ArcSwap<Snapshot>>) {
     service.metrics().computed("fq_queued", help, "gauge", move |rows| {
         for (tenant, queued) in seen.load().tenants.queued() {
             rows.row(&[("tenant", tenant)], queued);
+        }
+    });
+    let (seen, name) = (snapshot.clone(), service.name());
+    service.metrics().computed("jwks_keys", "Keys that JWTs are checked with.", "gauge", move |rows| {
+        if let Auth::Jwt(jwt) = seen.load().auth() {
+            rows.row(&[("service", name)], jwt.keys.count());
         }
     });
     let seen = snapshot.clone();

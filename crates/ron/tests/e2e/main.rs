@@ -3,6 +3,7 @@
 
 mod access_log;
 mod admin;
+mod auth;
 mod blame;
 mod commands;
 mod documents;

@@ -82,6 +82,8 @@ pub(super) struct Plan<'a> {
 pub(crate) enum Quota {
     Ip(IpAddr),
     Global,
+    /// Of credentials, by number.
+    Capability(u64),
     /// By number.
     Tenant(u32),
     /// Of its network.
@@ -95,6 +97,7 @@ impl Quota {
         match self {
             Quota::Ip(_) => "ip",
             Quota::Global => "global",
+            Quota::Capability(_) => "capability",
             Quota::Tenant(_) => "tenant",
             Quota::IpBytes(_) => "ip_bytes",
             Quota::TenantBytes(_) => "tenant_bytes",
@@ -105,6 +108,7 @@ impl Quota {
         match self {
             Quota::Ip(_) | Quota::IpBytes(_) => Reason::QuotaIp,
             Quota::Global => Reason::QuotaGlobal,
+            Quota::Capability(_) => Reason::QuotaCapability,
             Quota::Tenant(_) | Quota::TenantBytes(_) => Reason::QuotaTenant,
         }
     }
@@ -185,8 +189,15 @@ impl Snapshot {
         let codings = if route.decode { decode::codings(headers) } else { Some(Vec::new()) };
         let detail = "expected gzip, deflate, br or zstd, at most 2 of them";
         let codings = codings.ok_or_else(|| Rejection::new(Reason::UnsupportedEncoding, detail))?;
-        let caller = self.tenants.caller(headers, route, From { client, names: asked.names, trusted })?;
+        let (method, path, now) = (request.method().as_str(), request.uri().path(), unix_millis() / 1000);
+        let from = From { client, names: asked.names, trusted, method, path, now };
+        let caller = self.tenants.caller(headers, route, from)?;
         seen.caller = Some(caller);
+        if let Some(capability) = caller.capability
+            && let Some(rate) = Rate::new(settings.quotas.per_capability_rps, settings.quotas.burst_factor)
+        {
+            quota(Quota::Capability(capability), rate)?;
+        }
         if let Some((tenant, rate)) = self.tenant_bytes(caller) {
             quota(Quota::TenantBytes(tenant), rate)?;
         }
