@@ -1,6 +1,7 @@
 //! The keys of `[gateway]`.
 
 use crate::routes::Routes;
+use crate::views::Views;
 use ron_kernel::admission::client_ip::{Cidr, TrustedProxies};
 use ron_kernel::config::Problems;
 use ron_kernel::http::ServerLimits;
@@ -63,6 +64,8 @@ settings! {
         upstreams: Vec<UpstreamSettings> = Vec::new() => Hot;
         /// Which request goes where: host first, then the longest path.
         routes: Vec<RouteSettings> = Vec::new() => Hot;
+        /// One answer made of several: a view goes before a route with a `*`.
+        views: Vec<ViewSettings> = Vec::new() => Hot;
     }
 }
 
@@ -407,6 +410,62 @@ settings! {
     }
 }
 
+settings! {
+    /// A view: one request of a client, several calls behind it at the same time, one JSON object as the answer.
+    pub struct ViewSettings {
+        /// Path with `{name}` for segments that are values. For GET and HEAD.
+        path: String = String::new() => Required;
+        /// Budget of all of it.
+        timeout: Span = Span::secs(2) => Hot;
+        /// Largest sum of the parts.
+        max_bytes: Size = Size::mib(1) => Hot;
+        /// Calls that one answer may take, retries included.
+        max_calls: usize = 8 => Hot;
+        /// Whether callers must say who they are.
+        auth: RouteAuth = RouteAuth::Optional => Hot;
+        /// Scopes that the caller's credentials must have, all of them.
+        scopes: Vec<String> = Vec::new() => Hot;
+        /// Class of all its requests, over what the caller's would be. Empty: the caller's.
+        class: String = String::new() => Hot;
+        /// Factor for what its calls cost in the fair queue.
+        cost: u64 = 1 => Hot;
+        /// What it is made of.
+        parts: Vec<PartSettings> = Vec::new() => Required;
+    }
+}
+
+settings! {
+    /// A part of a view.
+    pub struct PartSettings {
+        /// Member of the answer that it becomes; not `errors`, which says what is missing.
+        name: String = String::new() => Required;
+        /// Name of the upstream that is asked.
+        upstream: String = String::new() => Required;
+        /// Path and query that it is asked for; `{name}` is replaced by the value in the view's path.
+        path: String = String::new() => Required;
+        /// Without it there is no answer. Else it is `null` if it cannot be had.
+        required: bool = false => Hot;
+    }
+}
+
+impl ViewSettings {
+    /// The view as a route: what is decided before anybody is called is decided in the same way.
+    pub(crate) fn as_route(&self) -> RouteSettings {
+        let upstreams: Vec<&str> = self.parts.iter().map(|part| part.upstream.as_str()).collect();
+        RouteSettings {
+            path: self.path.clone(),
+            methods: vec!["GET".to_owned(), "HEAD".to_owned()],
+            upstream: upstreams.join("+"),
+            timeout: Some(self.timeout),
+            auth: self.auth,
+            scopes: self.scopes.clone(),
+            class: self.class.clone(),
+            cost: self.cost,
+            ..RouteSettings::default()
+        }
+    }
+}
+
 impl UpstreamSettings {
     pub(crate) fn uses_tls(&self) -> bool {
         self.servers.iter().any(|server| server.starts_with("https:"))
@@ -466,6 +525,8 @@ impl GatewaySettings {
         self.validate_fairness(problems);
         self.validate_upstreams(problems);
         Routes::check(&self.routes, &self.upstreams, problems);
+        let upstreams = self.upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
+        Views::check(&self.views, &self.routes, &upstreams, problems);
     }
 
     fn validate_fairness(&self, problems: &mut Problems) {
@@ -514,8 +575,10 @@ impl GatewaySettings {
                 }
             }
         }
-        for (index, route) in self.routes.iter().enumerate() {
-            let at = format!("gateway.routes[{index}]");
+        let routes = self.routes.iter().cloned().map(|route| ("routes", route)).enumerate();
+        let views = self.views.iter().map(|view| ("views", view.as_route())).enumerate();
+        for (index, (list, route)) in routes.chain(views) {
+            let at = format!("gateway.{list}[{index}]");
             if crate::tenants::class_of(&route.class).is_none() && !route.class.is_empty() {
                 problems.add(format!("{at}.class"), "is not one of anon, authed, internal");
             }

@@ -32,6 +32,7 @@ pub fn upstream_head(
         body_len,
         upgrade: None,
         upload: None,
+        retries: None,
     };
     let mut out = BytesMut::new();
     forward.write_http1(&mut out);

@@ -22,6 +22,7 @@ mod proxy;
 pub mod routes;
 mod tenants;
 mod upstream;
+mod views;
 pub mod waiters;
 
 /// What [`waiters`] takes from the platform; the loom build has its own copy of this module.

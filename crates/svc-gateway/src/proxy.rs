@@ -3,13 +3,14 @@
 mod explain;
 mod plan;
 mod status;
+mod view;
 mod watch;
 
 pub(crate) use plan::{Names, Quota, Seen};
 
 use crate::access_log::AccessLog;
 use crate::auth::Auth;
-use crate::config::{GatewaySettings, RouteSettings};
+use crate::config::{GatewaySettings, RouteSettings, ViewSettings};
 use crate::decode::Decoded;
 use crate::fair_queue::{Full, Shape};
 use crate::forward::{Forward, max_forwards, response_map, upgrade_of, write_response};
@@ -20,6 +21,7 @@ use crate::meter::{ByteQuotas, Limit, Meter};
 use crate::routes::Routes;
 use crate::tenants::{CLASS_NAMES, Caller, Tenants};
 use crate::upstream::{Charges, Failure, Loaded, Progress, Shared, Upload, Upstream, is_excused, metered};
+use crate::views::Views;
 use arc_swap::ArcSwap;
 use http::header::{ALLOW, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use http::{Method, Request, Response, StatusCode};
@@ -47,6 +49,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use view::View;
 use watch::Watch;
 
 /// Request bodies being decoded at one time.
@@ -85,8 +88,11 @@ pub(crate) struct Material {
 pub(crate) struct Snapshot {
     settings: GatewaySettings,
     routes: Routes,
-    /// By route.
+    /// By route; of a view, its first part's.
     upstreams: Vec<Arc<Upstream>>,
+    /// Where a view is asked for, and what follows. In `settings` views are routes, behind the others.
+    view_paths: Views,
+    views: Vec<View>,
     named: Vec<(String, Arc<Upstream>)>,
     global: Option<Rate>,
     per_ip: Option<Rate>,
@@ -168,6 +174,11 @@ impl Proxy {
                 "fq_served_cost_total",
                 "Cost of what was served, by tenant.",
                 ["tenant"],
+            ),
+            parts: service.metrics().family(
+                "view_parts_total",
+                "Parts of views, by whether they could be had.",
+                ["view", "part", "result"],
             ),
             ledger: Arc::default(),
         };
@@ -279,6 +290,11 @@ impl Proxy {
             snapshot.plan(&asked, sender, seen, &mut take)?
         };
         let Plan { index, route, caller, budget, request_cost, .. } = plan;
+        let account = snapshot.account(&caller)?;
+        if let Some(view) = snapshot.view(index) {
+            seen.admitted = Some(Instant::now());
+            return self.hydrate(request, conn, corr, snapshot, &plan, view).await;
+        }
         let upstream = &snapshot.upstreams[index];
         let ticket = Ticket {
             lane: upstream.lane,
@@ -287,26 +303,7 @@ impl Proxy {
             cost: route.cost.saturating_mul(request_cost),
             deadline: budget.until,
         };
-        let number = caller.configured.unwrap_or(snapshot.settings.tenants.len());
-        let account = snapshot.accounts[number].clone();
-        match account.room(&snapshot.accounts) {
-            Room::Fine => {}
-            Room::OverShare(share) => {
-                let rejection = Rejection::new(Reason::Busy, "your share of the buffers is full");
-                let (policy, state) = (format!("\"buffers\";q={share}"), "\"buffers\";r=0;t=1".to_owned());
-                return Err(with_rate_limit(rejection.retry_after(1), policy, state));
-            }
-            Room::Full => {
-                return Err(Rejection::new(Reason::Shed, "the buffers are full").retry_after(1));
-            }
-        }
-        let standing = snapshot.tenants.standing(&caller);
-        let entered = if snapshot.settings.fair_queue.enabled {
-            self.gate.enter(ticket, &upstream.permits, standing).await
-        } else {
-            self.gate.try_enter(ticket, &upstream.permits, standing).ok_or(Refused::Lost)
-        };
-        let mut pass = entered.map_err(|refused| self.not_admitted(refused, route))?;
+        let mut pass = self.enter(ticket, upstream, snapshot, &plan).await?;
         seen.admitted = Some(Instant::now());
         let upgrade = upgrade_of(&request);
         let (request, upload) = self.measured(request, snapshot, &plan, seen.client, &mut pass);
@@ -317,6 +314,23 @@ impl Proxy {
         let trusted = plan.trusted;
         let passing = Passing { trusted, budget, pass, request_cost, upgrade, upload, account };
         self.forward(request, conn, corr, snapshot, index, passing).await
+    }
+
+    /// Lets a request in when it may call the upstream.
+    async fn enter(
+        &self,
+        ticket: Ticket,
+        upstream: &Upstream,
+        snapshot: &Snapshot,
+        plan: &Plan<'_>,
+    ) -> Result<Pass, Rejection> {
+        let standing = snapshot.tenants.standing(&plan.caller);
+        let entered = if snapshot.settings.fair_queue.enabled {
+            self.gate.enter(ticket, &upstream.permits, standing).await
+        } else {
+            self.gate.try_enter(ticket, &upstream.permits, standing).ok_or(Refused::Lost)
+        };
+        entered.map_err(|refused| self.not_admitted(refused, plan.route))
     }
 
     /// Has the request's bytes counted: what was taken for its body is replaced in the end by what came of it.
@@ -405,10 +419,12 @@ impl Proxy {
             body_len,
             upgrade: passing.upgrade.clone(),
             upload: passing.upload.clone(),
+            retries: None,
         };
         let silence = snapshot.settings.idle_timeout.0;
-        let (answer, loaded) =
-            self.call(&snapshot.upstreams[index], &head, &mut body, silence, passing.budget, route).await?;
+        let (answer, loaded) = self
+            .call(&snapshot.upstreams[index], &head, &mut body, silence, passing.budget, &route.upstream)
+            .await?;
         let Answer { status, version, fields, payload } = answer;
         let mut headers = HeaderMap::new();
         let (cost, factor) = (passing.request_cost, route.cost);
@@ -456,7 +472,7 @@ impl Proxy {
         body: &mut Option<Body>,
         silence: Duration,
         budget: Budget,
-        route: &RouteSettings,
+        name: &str,
     ) -> Result<(Answer, Loaded), Rejection> {
         let request = head.request;
         let repeatable = request.method.is_idempotent() || request.headers.contains_key("idempotency-key");
@@ -494,7 +510,7 @@ impl Proxy {
                 }
                 // What the client did wrong is not held against the upstream, nor is a protocol that it does not know.
                 Err(Failure::Call(error)) if is_excused(error, head) => {
-                    return outcome.map_err(|failure| refusal(failure, &route.upstream));
+                    return outcome.map_err(|failure| refusal(failure, name));
                 }
                 Err(Failure::NoServer) => (true, false),
                 Err(_) => (true, true),
@@ -504,9 +520,10 @@ impl Proxy {
             let may_repeat = again && repeatable && (body.is_some() || head.body_len == Some(0));
             let delay = (may_repeat && attempt < upstream.retry.tries)
                 .then(|| backoff(upstream.retry.base.0, upstream.retry.cap.0, attempt))
-                .filter(|delay| budget.remaining(Instant::now()) > *delay && upstream.spend_retry());
+                .filter(|delay| budget.remaining(Instant::now()) > *delay)
+                .filter(|_| head.take_retry() && upstream.spend_retry());
             let Some(delay) = delay else {
-                return outcome.map_err(|failure| refusal(failure, &route.upstream));
+                return outcome.map_err(|failure| refusal(failure, name));
             };
             drop(outcome);
             self.retries.inc();
@@ -582,14 +599,22 @@ impl Snapshot {
             lanes[lane] = Arc::downgrade(&made.permits);
             named.push((upstream.name.clone(), Arc::new(made)));
         }
-        let of_route = |route: &RouteSettings| {
-            let found = named.iter().find(|(name, _)| *name == route.upstream);
-            found.expect("validation refused routes without an upstream").1.clone()
+        let by_name = |name: &str| {
+            let found = named.iter().find(|(known, _)| *known == name);
+            found.expect("validation refused routes and views without an upstream").1.clone()
         };
+        let views: Vec<View> =
+            settings.views.iter().map(|view| View::new(view, by_name, &shared.parts)).collect();
+        let upstreams = settings.routes.iter().map(|route| by_name(&route.upstream));
+        let upstreams = upstreams.chain(views.iter().map(|view| view.first().clone())).collect();
+        let mut with_views = settings.clone();
+        with_views.routes.extend(settings.views.iter().map(ViewSettings::as_route));
         let quotas = &settings.quotas;
         Snapshot {
             routes: Routes::new(&settings.routes),
-            upstreams: settings.routes.iter().map(of_route).collect(),
+            view_paths: Views::new(&settings.views),
+            views,
+            upstreams,
             global: Rate::new(quotas.global_rps, quotas.burst_factor),
             per_ip: Rate::new(quotas.per_ip_rps, quotas.burst_factor),
             named,
@@ -600,7 +625,26 @@ impl Snapshot {
                 former.map_or(&[], |former| &former.accounts),
             ),
             trusted: settings.server_limits().trusted_proxies,
-            settings: settings.clone(),
+            settings: with_views,
+        }
+    }
+
+    /// What is decided about a view, by its number among the routes.
+    fn view(&self, index: usize) -> Option<&View> {
+        self.views.get(index.checked_sub(self.settings.routes.len() - self.views.len())?)
+    }
+
+    /// The caller's account, if it has room for another request.
+    fn account(&self, caller: &Caller) -> Result<Arc<Account>, Rejection> {
+        let account = &self.accounts[caller.configured.unwrap_or(self.settings.tenants.len())];
+        match account.room(&self.accounts) {
+            Room::Fine => Ok(account.clone()),
+            Room::OverShare(share) => {
+                let rejection = Rejection::new(Reason::Busy, "your share of the buffers is full");
+                let (policy, state) = (format!("\"buffers\";q={share}"), "\"buffers\";r=0;t=1".to_owned());
+                Err(with_rate_limit(rejection.retry_after(1), policy, state))
+            }
+            Room::Full => Err(Rejection::new(Reason::Shed, "the buffers are full").retry_after(1)),
         }
     }
 

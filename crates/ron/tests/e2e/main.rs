@@ -23,6 +23,7 @@ mod reload;
 mod soak;
 mod uploads;
 mod upstreams;
+mod views;
 
 /// A configuration with every listener on a free port; `gateway` goes into its table, `rest` behind it.
 fn config(origin: &str, gateway: &str, rest: &str) -> String {

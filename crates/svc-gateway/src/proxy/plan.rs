@@ -64,6 +64,7 @@ pub(super) struct Sender {
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
     pub(super) index: usize,
+    pub(super) client: Option<IpAddr>,
     pub(super) route: &'a RouteSettings,
     /// The peer is a trusted proxy.
     pub(super) trusted: bool,
@@ -207,7 +208,7 @@ impl Snapshot {
             quota(Quota::Tenant(caller.tenant.id), rate)?;
         }
         let request_cost = settings.fair_queue.request_cost_bytes.0 + asked.body_len.unwrap_or(cap / 4);
-        Ok(Plan { index, route, trusted, cap, codings, budget, caller, request_cost })
+        Ok(Plan { index, client, route, trusted, cap, codings, budget, caller, request_cost })
     }
 
     fn route(&self, request: &Request<Body>) -> Result<usize, Rejection> {
@@ -227,16 +228,25 @@ impl Snapshot {
         if has_dot_segment(path) {
             return Err(Rejection::new(Reason::Malformed, "the path holds a dot segment"));
         }
+        if let Some((view, _)) = self.view_paths.find(&plain).filter(|_| !self.routes.has_exact(&plain)) {
+            let allowed = [Method::GET, Method::HEAD];
+            if allowed.contains(request.method()) {
+                return Ok(self.settings.routes.len() - self.views.len() + view);
+            }
+            return Err(not_allowed(&allowed));
+        }
         let host = if self.routes.name_hosts() { host_of(request) } else { String::new() };
         match self.routes.find(&host, &plain, request.method()) {
             Found::Route(index) => Ok(index),
-            Found::Method(allowed) => {
-                let list: Vec<&str> = allowed.iter().map(Method::as_str).collect();
-                let allow = HeaderValue::from_str(&list.join(", ")).expect("methods are valid header values");
-                Err(Rejection::new(Reason::Method, "the method is not allowed here").header(ALLOW, allow))
-            }
+            Found::Method(allowed) => Err(not_allowed(&allowed)),
             Found::Host => Err(Rejection::new(Reason::Host, "no route is for this host")),
             Found::Nothing => Err(Rejection::new(Reason::NoRoute, "no route leads here")),
         }
     }
+}
+
+fn not_allowed(allowed: &[Method]) -> Rejection {
+    let list: Vec<&str> = allowed.iter().map(Method::as_str).collect();
+    let allow = HeaderValue::from_str(&list.join(", ")).expect("methods are valid header values");
+    Rejection::new(Reason::Method, "the method is not allowed here").header(ALLOW, allow)
 }
