@@ -5,7 +5,8 @@ use crate::auth::{self, Auth};
 use crate::config::{GatewaySettings, SchedFull};
 use crate::degraded::Hysteresis;
 use crate::gate::{self, Gate, WORK_LOCK};
-use crate::proxy::{COUNTERS, Material, Proxy, upstream_tls};
+use crate::meter::COUNTERS;
+use crate::proxy::{Material, Proxy, upstream_tls};
 use crate::upstream::{BREAKER, IDLE, probe};
 use http::Method;
 use ron_kernel::bus::{KernelEvent, Next};
@@ -58,7 +59,7 @@ pub static CHANNELS: [&ChannelSpec; 6] = [&WORK, &SCHED, &ACCESS_LOG, &EVENTS, &
 pub static LOCKS: [&LockSpec; 4] = [&WORK_LOCK, &COUNTERS, &IDLE, &BREAKER];
 pub const TASKS: [TaskSpec; 14] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
-    let does = "applies a new configuration, forgets addresses whose buckets are full again";
+    let does = "applies a new configuration, forgets the rates of addresses and credentials that owe nothing";
     [
         listener,
         sweeper,
@@ -132,7 +133,7 @@ const OVERLOAD_LOOK: Duration = Duration::from_millis(100);
 const OVERLOAD: &str = "overload";
 
 /// How often stale buckets are dropped.
-const TRIM: Duration = Duration::from_secs(10);
+const TRIM: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {

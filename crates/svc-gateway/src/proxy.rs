@@ -17,7 +17,7 @@ use crate::forward::{Forward, max_forwards, response_map, upgrade_of, write_resp
 use crate::gate::{Gate, Pass, Refused, Ticket};
 use crate::gateway::WORK;
 use crate::ledger::{Account, Room};
-use crate::meter::{ByteQuotas, Limit, Meter};
+use crate::meter::{Limit, Meter, Quotas};
 use crate::routes::Routes;
 use crate::tenants::{CLASS_NAMES, Caller, Tenants};
 use crate::upstream::{Charges, Failure, Loaded, Progress, Shared, Upload, Upstream, is_excused, metered};
@@ -26,7 +26,7 @@ use arc_swap::ArcSwap;
 use http::header::{ALLOW, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use http::{Method, Request, Response, StatusCode};
 use plan::{Asked, Plan};
-use ron_kernel::admission::bucket::{Keyed, Rate, Single, Verdict};
+use ron_kernel::admission::bucket::{Rate, Verdict};
 use ron_kernel::admission::client_ip::{TrustedProxies, network_of};
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::admission::decode::{DecodeError, DecodeLimits};
@@ -34,7 +34,7 @@ use ron_kernel::http::client::{Answer, CallError, Payload};
 use ron_kernel::http::{
     Body, BodyError, ConnInfo, Fields, Handler, Peer, Tunnel, TurnedAway, requests_family,
 };
-use ron_kernel::inventory::{Live, LockSpec, Policy, Probe, Row};
+use ron_kernel::inventory::{Live, Policy, Probe, Row};
 use ron_kernel::kernel::Service;
 use ron_kernel::metrics::{Counter, Family, Histogram};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID};
@@ -54,20 +54,6 @@ use watch::Watch;
 
 /// Request bodies being decoded at one time.
 const DECODERS_MAX: usize = 32;
-/// Tenants whose rate is remembered.
-const TENANTS_MAX: usize = 16_384;
-/// Credentials whose rate is remembered.
-const CAPABILITIES_MAX: usize = 65_536;
-/// Client addresses whose rate is remembered.
-const ADDRESSES_MAX: usize = 65_536;
-
-pub(crate) static COUNTERS: LockSpec = LockSpec {
-    service: "gateway",
-    name: "counters",
-    rank: 30,
-    guards: "the token buckets of the quotas: one for all, and a shard of those by address",
-};
-
 /// How TLS is spoken to the upstreams that want it, by name.
 pub(crate) type UpstreamTls = HashMap<String, TlsClient>;
 
@@ -118,14 +104,10 @@ pub(crate) struct Proxy {
     gate: Arc<Gate>,
     /// Writes are shed.
     degraded: Arc<AtomicBool>,
-    per_tenant: Keyed<u32>,
-    per_capability: Keyed<u64>,
-    bytes: Arc<ByteQuotas>,
+    quotas: Arc<Quotas>,
     work: Arc<Row>,
     busy: Arc<Family<Counter, 3>>,
     shared: Shared,
-    global: Single,
-    per_ip: Keyed<IpAddr>,
     rejections: Rejections,
     requests: Arc<Family<Counter, 4>>,
     latency: Arc<Family<Histogram, 3>>,
@@ -198,14 +180,10 @@ impl Proxy {
             access_log,
             gate,
             degraded,
-            per_tenant: Keyed::new(service.inventory(), &COUNTERS, TENANTS_MAX),
-            per_capability: Keyed::new(service.inventory(), &COUNTERS, CAPABILITIES_MAX),
-            bytes: ByteQuotas::new(service.inventory(), TENANTS_MAX, ADDRESSES_MAX),
+            quotas: Quotas::new(service),
             work,
             busy,
             shared,
-            global: Single::new(service.inventory(), &COUNTERS),
-            per_ip: Keyed::new(service.inventory(), &COUNTERS, ADDRESSES_MAX),
             rejections: Rejections::new(service),
             requests: requests_family(service),
             latency: service.metrics().family(
@@ -257,16 +235,9 @@ impl Proxy {
         self.snapshot.load().named.clone()
     }
 
-    /// Forgets the addresses whose buckets are full again.
+    /// Forgets what need not be remembered of rates.
     pub(crate) fn trim(&self, now: Instant) {
-        let quotas = self.snapshot.load().settings.quotas.clone();
-        // Without a rate nothing is remembered.
-        let rate = |per_second| {
-            Rate::new(per_second, quotas.burst_factor).unwrap_or(Rate { per_second: 1.0, burst: 0.0 })
-        };
-        self.per_ip.trim(rate(quotas.per_ip_rps), now);
-        self.per_capability.trim(rate(quotas.per_capability_rps), now);
-        self.bytes.trim(rate(quotas.per_ip_bps), now);
+        self.quotas.trim(&self.snapshot.load().settings.quotas, now);
     }
 
     async fn answer(
@@ -351,7 +322,7 @@ impl Proxy {
         }
         if upload.is_some() || tenant.is_some() || ip.is_some() {
             let body = upload.clone().map(|upload| (taken_for, upload));
-            let (quotas, factor) = (self.bytes.clone(), plan.route.cost);
+            let (quotas, factor) = (self.quotas.clone(), plan.route.cost);
             pass.measure(Meter { quotas, tenant, ip, factor, fixed, body });
         }
         (request, upload)
@@ -359,15 +330,7 @@ impl Proxy {
 
     /// Takes a request's part from a quota.
     fn take(&self, quota: Quota, rate: Rate, now: Instant) -> Result<(), Rejection> {
-        let verdict = match quota {
-            Quota::Ip(ip) => self.per_ip.take(&network_of(ip), 1.0, rate, now),
-            Quota::Global => self.global.take(1.0, rate, now),
-            Quota::Capability(capability) => self.per_capability.take(&capability, 1.0, rate, now),
-            Quota::Tenant(tenant) => self.per_tenant.take(&tenant, 1.0, rate, now),
-            Quota::IpBytes(ip) => self.bytes.owes_ip(ip, rate, now),
-            Quota::TenantBytes(tenant) => self.bytes.owes_tenant(tenant, rate, now),
-        };
-        match verdict {
+        match self.quotas.take(quota, rate, now) {
             Verdict::Empty { wait } => Err(over_quota(quota, rate, wait)),
             Verdict::Taken { .. } => Ok(()),
         }

@@ -173,7 +173,7 @@ impl Proxy {
         let mut pass = self.enter(ticket, &part.upstream, snapshot, plan).await?;
         let (tenant, ip) = (snapshot.tenant_bytes(caller), snapshot.ip_bytes(plan.client));
         if tenant.is_some() || ip.is_some() {
-            pass.measure(Meter { quotas: self.bytes.clone(), tenant, ip, factor, fixed, body: None });
+            pass.measure(Meter { quotas: self.quotas.clone(), tenant, ip, factor, fixed, body: None });
         }
         let parts = hydration.request(&path)?;
         let head = Forward {
