@@ -48,6 +48,9 @@ settings! {
         trusted_proxies: Vec<String> = Vec::new() => Hot;
         /// Trusted proxies begin each connection with a PROXY header, version 1 or 2.
         proxy_protocol: bool = false => Hot;
+        /// Not ready, after a start, until a server of each upstream has answered and the keys of JWTs are there. It may
+        /// delay a start in a degraded environment; turned off, it waits no longer.
+        strict_boot: bool = false => Hot;
         /// Sizes.
         limits: LimitSettings = LimitSettings::default() => Hot;
         /// One line for each request answered.

@@ -2,6 +2,7 @@
 
 use crate::access_log::{ACCESS_LOG, AccessLog, Sink};
 use crate::auth::{self, Auth};
+use crate::boot;
 use crate::config::{GatewaySettings, SchedFull};
 use crate::degraded::Hysteresis;
 use crate::gate::{self, Gate, WORK_LOCK};
@@ -50,14 +51,14 @@ pub(crate) static SCHED: ChannelSpec = ChannelSpec {
 };
 
 static SHUTDOWN: ChannelSpec =
-    shutdown_spec(NAME, &["listener", "sweeper", "access_log", "housekeeping", "jwks"]);
+    shutdown_spec(NAME, &["listener", "sweeper", "access_log", "housekeeping", "jwks", "strict_boot"]);
 static EVENTS: ChannelSpec = events_spec(NAME, &["housekeeping"]);
 static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping", "jwks"]);
 
 /// The gateway's declarations, for the inventory and the document.
 pub static CHANNELS: [&ChannelSpec; 6] = [&WORK, &SCHED, &ACCESS_LOG, &EVENTS, &SHUTDOWN, &CONFIG];
 pub static LOCKS: [&LockSpec; 4] = [&WORK_LOCK, &COUNTERS, &IDLE, &BREAKER];
-pub const TASKS: [TaskSpec; 14] = {
+pub const TASKS: [TaskSpec; 15] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     let does = "applies a new configuration, forgets the rates of addresses and credentials that owe nothing";
     [
@@ -94,6 +95,12 @@ pub const TASKS: [TaskSpec; 14] = {
             kind: "jwks",
             sort: TaskSort::Permanent,
             does: "fetches the keys of JWTs ahead of need",
+        },
+        TaskSpec {
+            service: NAME,
+            kind: "strict_boot",
+            sort: TaskSort::Permanent,
+            does: "with `strict_boot`: says that the service is not ready until everything behind it has been seen",
         },
         TaskSpec {
             service: NAME,
@@ -212,6 +219,9 @@ impl Gateway {
         let watching = (service.clone(), proxy.clone());
         service
             .permanent("overload_watch", 0, move || overload_watch(watching.0.clone(), watching.1.clone()));
+        if settings.strict_boot {
+            boot::begin(service, &proxy);
+        }
         serve_operators(service, &proxy);
         let server = Server::new(service, proxy, settings.server_limits());
         for (bound, tls) in listeners {

@@ -6,6 +6,7 @@
 
 mod access_log;
 mod auth;
+mod boot;
 mod breaker;
 pub mod config;
 mod decode;

@@ -611,6 +611,10 @@ impl Snapshot {
         }
     }
 
+    pub(crate) fn is_strict(&self) -> bool {
+        self.settings.strict_boot
+    }
+
     pub(crate) fn auth(&self) -> &Auth {
         self.tenants.auth()
     }
