@@ -1,7 +1,7 @@
 //! The tasks of the process itself: signals, the configuration watcher, the log of bus events.
 
 use crate::bus::{KernelEvent, Next};
-use crate::config::Problems;
+use crate::config::{Change, Problems};
 use crate::health::Severity;
 use crate::inventory::{TaskSort, TaskSpec};
 use crate::kernel::{Ending, Service};
@@ -16,6 +16,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// How often watched files are looked at; a change must look the same twice, so that none is read half-written.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// Changes that one reload writes into the log, one by one.
+const CHANGES_TOLD: usize = 200;
 
 pub static TASKS: [TaskSpec; 4] = [
     TaskSpec {
@@ -39,7 +42,7 @@ pub static TASKS: [TaskSpec; 4] = [
     },
 ];
 
-type ReloadFn = Box<dyn Fn() -> Result<(u64, Vec<String>), Problems> + Send + Sync>;
+type ReloadFn = Box<dyn Fn() -> Result<(u64, Vec<Change>), Problems> + Send + Sync>;
 type FilesFn = Box<dyn Fn() -> Vec<PathBuf> + Send + Sync>;
 
 /// Reloads the configuration, whoever asks, and says how it went.
@@ -61,7 +64,7 @@ impl std::fmt::Debug for Reloader {
 impl Reloader {
     pub fn new(
         service: &Service,
-        reload: impl Fn() -> Result<(u64, Vec<String>), Problems> + Send + Sync + 'static,
+        reload: impl Fn() -> Result<(u64, Vec<Change>), Problems> + Send + Sync + 'static,
         files: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static,
     ) -> Arc<Reloader> {
         let results =
@@ -91,12 +94,15 @@ impl Reloader {
         match outcome {
             Ok((version, changed)) => {
                 self.results.with([name, "ok"]).inc();
-                tracing::info!(source, version, changed = changed.join(" "), "configuration reloaded");
+                for change in changed.iter().take(CHANGES_TOLD) {
+                    tracing::info!(source, version, %change, "configuration changed");
+                }
+                tracing::info!(source, version, changes = changed.len(), "configuration reloaded");
                 if self.failing.swap(false, Ordering::SeqCst) {
                     self.service.restore("config_reload");
                 }
                 self.service.kernel().publish(KernelEvent::ConfigUpdated { version });
-                Ok(changed)
+                Ok(changed.into_iter().map(|change| change.key).collect())
             }
             Err(problems) => {
                 self.results.with([name, "failed"]).inc();

@@ -3,7 +3,7 @@
 use crate::routes::Routes;
 use crate::views::Views;
 use ron_kernel::admission::client_ip::{Cidr, TrustedProxies};
-use ron_kernel::config::Problems;
+use ron_kernel::config::{Problems, Secret};
 use ron_kernel::http::ServerLimits;
 use ron_kernel::http::client::Address;
 use ron_kernel::tls::{ClientTlsSettings, TlsSettings};
@@ -212,7 +212,7 @@ settings! {
         /// requests. 0: off.
         bps: u64 = 0 => Hot;
         /// API keys, as `sha256:` and the hash in hexadecimal (`printf KEY | sha256sum`).
-        keys: Vec<String> = Vec::new() => Hot;
+        keys: Vec<Secret> = Vec::new() => Hot;
         /// Scopes that its keys and certificates give. JWTs and capabilities bring their own.
         scopes: Vec<String> = Vec::new() => Hot;
         /// Other ways to know the tenant.
@@ -568,7 +568,7 @@ impl GatewaySettings {
             }
             for (number, text) in tenant.keys.iter().enumerate() {
                 let at = format!("{at}.keys[{number}]");
-                match crate::tenants::parse_key(text) {
+                match crate::tenants::parse_key(&text.0) {
                     None => problems.add(at, "expected sha256: and 64 hexadecimal digits"),
                     Some(hash) => {
                         if let Some(other) = keys.insert(hash, &tenant.id) {

@@ -6,6 +6,7 @@ use crate::fair_queue::Tenant;
 use crate::gate::Standing;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use ron_kernel::admission::client_ip::network_of;
+use ron_kernel::config::Secret;
 use ron_kernel::metrics::{Counter, Family};
 use ron_kernel::problem::Rejection;
 use ron_kernel::reason::Reason;
@@ -120,8 +121,8 @@ impl Tenants {
             let served = served.with(["other"]);
             (0..BUCKETS).map(|_| Arc::new(Standing::new(served.clone()))).collect()
         };
-        let keys = |(index, keys): (usize, &Vec<String>)| {
-            keys.iter().filter_map(|key| parse_key(key)).map(move |hash| (hash, index)).collect::<Vec<_>>()
+        let keys = |(index, keys): (usize, &Vec<Secret>)| {
+            keys.iter().filter_map(|key| parse_key(&key.0)).map(move |hash| (hash, index)).collect::<Vec<_>>()
         };
         let all = || settings.tenants.iter().enumerate();
         let mut by_claim: HashMap<String, HashMap<String, usize>> = HashMap::new();
@@ -372,7 +373,7 @@ mod tests {
         let acme = TenantSettings {
             id: "acme".into(),
             quantum: 3,
-            keys: vec![key_of("k1")],
+            keys: vec![Secret(key_of("k1"))],
             scopes: vec!["read".into(), "write".into()],
             ..TenantSettings::default()
         };
