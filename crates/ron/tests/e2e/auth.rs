@@ -19,7 +19,7 @@ fn signing(seed: u8) -> SigningKey {
 }
 
 /// A set with the public keys of these seeds; each is called by its seed.
-fn jwks(seeds: &[u8]) -> String {
+pub(crate) fn jwks(seeds: &[u8]) -> String {
     let key = |seed: &u8| {
         let x = URL_SAFE_NO_PAD.encode(signing(*seed).verifying_key().as_bytes());
         json!({"kty": "OKP", "crv": "Ed25519", "use": "sig", "kid": seed.to_string(), "x": x})
@@ -28,7 +28,7 @@ fn jwks(seeds: &[u8]) -> String {
 }
 
 /// A JWT of the key `seed`, said to be of the key `kid`, with these claims over the usual ones.
-fn jwt(seed: u8, kid: &str, over: Value) -> String {
+pub(crate) fn jwt(seed: u8, kid: &str, over: Value) -> String {
     let mut claims = json!({"iss": "https://issuer", "aud": "api", "exp": now() + 600, "sub": "joe"});
     for (name, value) in over.as_object().unwrap() {
         claims[name] = value.clone();

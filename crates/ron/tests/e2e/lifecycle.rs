@@ -291,5 +291,6 @@ fn a_strict_boot_is_ready_when_everything_behind_it_has_been_seen() {
     let node = Node::start(&["gateway"], &waiting);
     assert!(unmet(&node, "write"));
     node.write_config(&waiting.replace("strict_boot = true", "strict_boot = false"));
+    assert_eq!(node.admin_post("/admin/reload", "").status, 200);
     node.eventually("whoever does not want to wait need not", |node| !unmet(node, "write"));
 }

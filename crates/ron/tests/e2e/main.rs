@@ -8,6 +8,7 @@ mod blame;
 mod commands;
 mod documents;
 mod edge;
+mod examples;
 mod fairness;
 mod http2;
 mod lifecycle;
