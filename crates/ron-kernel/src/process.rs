@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// How often watched files are looked at; a change must look the same twice, so that none is read half-written.
 const LOOK: Duration = Duration::from_millis(200);
@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Changes that one reload writes into the log, one by one.
 const CHANGES_TOLD: usize = 200;
 
-pub static TASKS: [TaskSpec; 4] = [
+pub static TASKS: [TaskSpec; 5] = [
     TaskSpec {
         service: "kernel",
         kind: "signals",
@@ -32,6 +32,12 @@ pub static TASKS: [TaskSpec; 4] = [
         kind: "config_watcher",
         sort: TaskSort::Permanent,
         does: "reloads when a watched file changes",
+    },
+    TaskSpec {
+        service: "kernel",
+        kind: "takeover",
+        sort: TaskSort::Permanent,
+        does: "hands the listening sockets to the process that takes over; of a gateway alone",
     },
     TaskSpec { service: "kernel", kind: "reload", sort: TaskSort::Scoped, does: "reloads once, on SIGHUP" },
     TaskSpec {
@@ -131,6 +137,25 @@ pub fn start(service: &Service, reloader: &Arc<Reloader>) {
     service.permanent("config_watcher", 0, move || watch_files(tasks.clone(), watching.clone()));
     let tasks = service.clone();
     service.permanent("event_log", 0, move || log_events(tasks.clone()));
+}
+
+/// The signals to end since this was made, for a process whose tasks do not look for them any more.
+#[derive(Debug)]
+pub struct EndSignals([Signal; 2]);
+
+impl EndSignals {
+    pub fn new() -> std::io::Result<EndSignals> {
+        Ok(EndSignals([signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?]))
+    }
+
+    /// Resolves when there was one. Cancel-safe.
+    pub async fn told(&mut self) {
+        let [term, int] = &mut self.0;
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+    }
 }
 
 async fn signals(service: Service, reloader: Arc<Reloader>, seen: Arc<AtomicUsize>) -> TaskResult {

@@ -1,5 +1,6 @@
 //! What each command does.
 
+use crate::Usage;
 use crate::cli::{Cli, Command, ConfigCommand, KeyCommand, Limits, Source, TokenCommand};
 use crate::{gateway, registry};
 use anyhow::Context as _;
@@ -23,7 +24,7 @@ const TTL: Span = Span::secs(3600);
 pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Up { data, source } => up(data, &source),
-        Command::Run { services, source } => run_services(services, &source),
+        Command::Run { services, takeover, source } => run_services(services, takeover, &source),
         Command::Init { dir, tls } => {
             init::init(&dir, tls)?;
             print(&format!(
@@ -74,7 +75,7 @@ fn up(data: Option<PathBuf>, source: &Source) -> anyhow::Result<ExitCode> {
         let dir = std::path::absolute(dir)?;
         all.flags.push(("node.data".to_owned(), json!(dir).to_string(), "--data".to_owned()));
     }
-    node::run(all, &node::Which::Enabled)
+    node::run(all, &node::Which::Enabled, false)
 }
 
 /// Whether flags or environment say that nothing may be written.
@@ -82,7 +83,7 @@ fn is_amnesiac(sources: &Sources) -> bool {
     load::<Config>(sources).is_ok_and(|loaded| loaded.value.node.amnesia)
 }
 
-fn run_services(services: Vec<String>, source: &Source) -> anyhow::Result<ExitCode> {
+fn run_services(services: Vec<String>, takeover: bool, source: &Source) -> anyhow::Result<ExitCode> {
     let mut all = sources(&source.set)?;
     if let Some(unknown) = services.iter().find(|name| !node::SERVICES.contains(&name.as_str())) {
         let mut problems = Problems::default();
@@ -96,7 +97,12 @@ fn run_services(services: Vec<String>, source: &Source) -> anyhow::Result<ExitCo
             all.flags.insert(0, ("node.data".to_owned(), "ron-data".to_owned(), "the default".to_owned()))
         }
     }
-    node::run(all, &node::Which::Named(services))
+    if takeover && services != ["gateway"] {
+        return Err(
+            Usage("--takeover is for the gateway alone: ron run gateway --takeover".to_owned()).into()
+        );
+    }
+    node::run(all, &node::Which::Named(services), takeover)
 }
 
 fn config(command: ConfigCommand) -> anyhow::Result<ExitCode> {

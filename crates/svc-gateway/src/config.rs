@@ -51,6 +51,9 @@ settings! {
         /// Not ready, after a start, until a server of each upstream has answered and the keys of JWTs are there. It may
         /// delay a start in a degraded environment; turned off, it waits no longer.
         strict_boot: bool = false => Hot;
+        /// How long a process whose place another has taken (`ron run gateway --takeover`) lets its connections go on,
+        /// instead of `node.drain_deadline`.
+        takeover_drain: Span = Span::secs(600) => Hot;
         /// Sizes.
         limits: LimitSettings = LimitSettings::default() => Hot;
         /// One line for each request answered.

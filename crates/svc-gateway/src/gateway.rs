@@ -14,7 +14,7 @@ use ron_kernel::bus::{KernelEvent, Next};
 use ron_kernel::channel;
 use ron_kernel::config::Prepared;
 use ron_kernel::health::Severity;
-use ron_kernel::http::{BindError, Server, bind_tcp, bind_unix, server_tasks};
+use ron_kernel::http::{BindError, Server, server_tasks};
 use ron_kernel::inventory::{ChannelKind, ChannelSpec, LockSpec, Policy, TaskSort, TaskSpec};
 use ron_kernel::kernel::{Service, config_spec, events_spec, shutdown_spec};
 use ron_kernel::node::DataDir;
@@ -188,19 +188,19 @@ impl Gateway {
     ) -> Result<Gateway, BuildError> {
         service.declare(&SHUTDOWN, &EVENTS);
         let (config, receiver) = channel::latest(service.inventory(), &CONFIG, Arc::new(settings.clone()));
-        let plain = bind_tcp(settings.listen)?;
+        let plain = service.bind_tcp("http", settings.listen)?;
         let mut addresses = vec![("http", plain.address())];
         let mut tls = None;
         let mut listeners = vec![(plain, None)];
         if let Some(tls_settings) = &settings.tls {
             let server = TlsServer::new(tls_settings.load(data.path())?);
-            let bound = bind_tcp(tls_settings.listen)?;
+            let bound = service.bind_tcp("https", tls_settings.listen)?;
             addresses.push(("https", bound.address()));
             listeners.push((bound, Some(server.clone())));
             tls = Some(server);
         }
         if let Some(uds) = &settings.uds {
-            let bound = bind_unix(&data.join(&uds.path), !uds.allow_uids.is_empty())?;
+            let bound = service.bind_unix("uds", &data.join(&uds.path), !uds.allow_uids.is_empty())?;
             addresses.push(("uds", bound.address()));
             listeners.push((bound, None));
         }

@@ -208,7 +208,8 @@ fn in_process(flags: &[(&str, String)]) -> ron::node::Node {
     let flag = |(key, value): &(&str, String)| ((*key).to_owned(), value.clone(), "test".to_owned());
     let flags = own.iter().chain(flags).map(flag).collect();
     let sources = ron_kernel::config::Sources { flags, ..Default::default() };
-    ron::node::Node::start(sources, &ron::node::Which::Named(vec!["gateway".to_owned()]), logs).unwrap()
+    ron::node::Node::start(sources, &ron::node::Which::Named(vec!["gateway".to_owned()]), false, logs)
+        .unwrap()
 }
 
 #[test]

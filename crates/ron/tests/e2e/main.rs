@@ -22,6 +22,7 @@ mod registry_story;
 mod registry_witness;
 mod reload;
 mod soak;
+mod takeover;
 mod uploads;
 mod upstreams;
 mod views;
