@@ -39,6 +39,8 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("routes", routes),
     ("config", config),
     ("token", token),
+    ("jwt", jwt),
+    ("jwks", |data| assert!(!svc_gateway::fuzzing::jwt(data, "e30.e30."))),
     ("upstream_head", upstream_head),
     ("clean_response", clean_response),
     ("rate_limit", rate_limit),
@@ -256,6 +258,15 @@ fn read(text: &str) -> Option<GatewaySettings> {
 fn token(data: &[u8]) {
     if let Ok(text) = std::str::from_utf8(data) {
         let _ = ron_kernel::token::inspect(text);
+    }
+}
+
+/// Nobody signs for the fuzzer, so nothing passes.
+fn jwt(data: &[u8]) {
+    let set =
+        br#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+    if let Ok(text) = std::str::from_utf8(data) {
+        assert!(!svc_gateway::fuzzing::jwt(set, text));
     }
 }
 

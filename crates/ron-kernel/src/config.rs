@@ -11,9 +11,9 @@ mod setting;
 mod tree;
 
 pub use document::{KeyDoc, markdown, schema, show};
-pub use load::{Loaded, Sources, attempt, load};
+pub use load::{Change, Loaded, Sources, attempt, load};
 pub use reload::{Prepared, Store};
-pub use setting::{Flag, Setting, Table, lines};
+pub use setting::{Flag, Secret, Setting, Table, lines};
 pub use tree::{Node, Origin, Problem, Problems, Value};
 
 /// Checks that need more than one key.

@@ -10,7 +10,7 @@ pub mod h1;
 mod h2;
 mod interim;
 mod io;
-mod listener;
+pub(crate) mod listener;
 mod proxy_protocol;
 mod serve;
 mod table;

@@ -9,6 +9,7 @@ use crate::inventory::{ChannelKind, ChannelSpec, Inventory, Policy};
 use crate::metrics::{Counter, Family, Metrics};
 use crate::problem::Rejection;
 use crate::shutdown::{Phase, Shutdown};
+use crate::takeover::Sockets;
 use crate::task::Tasks;
 use http::Method;
 use serde_json::Value;
@@ -34,6 +35,7 @@ struct Inner {
     health: Health,
     bus: broadcast::Sender<KernelEvent>,
     services: Mutex<Vec<Service>>,
+    sockets: Sockets,
     /// What the services add to the admin plane.
     apis: Mutex<Vec<Arc<LocalApi>>>,
     /// Whether a service that fails closed ends the process.
@@ -48,6 +50,8 @@ struct Inner {
 pub enum Ending {
     /// A signal or `POST /admin/shutdown`.
     Asked,
+    /// Another process has taken over the listeners.
+    HandedOver,
     /// A service failed closed.
     Fatal(String),
 }
@@ -65,7 +69,7 @@ static ENDING: ChannelSpec = ChannelSpec {
     kind: ChannelKind::Watch,
     capacity: 1,
     policy: Policy::Latest,
-    producers: &["signals", "admin", "supervisor"],
+    producers: &["signals", "admin", "takeover", "supervisor"],
     consumers: &["main"],
 };
 
@@ -109,7 +113,7 @@ pub const fn config_spec(service: &'static str, consumers: &'static [&'static st
 }
 
 pub static KERNEL_SHUTDOWN: ChannelSpec =
-    shutdown_spec("kernel", &["signals", "config_watcher", "admin_listener"]);
+    shutdown_spec("kernel", &["signals", "config_watcher", "takeover", "admin_listener"]);
 pub static KERNEL_EVENTS: ChannelSpec = events_spec("kernel", &["event_log"]);
 
 /// The kernel's own declarations, for the document.
@@ -130,6 +134,7 @@ impl Kernel {
             health,
             bus,
             services: Mutex::default(),
+            sockets: Sockets::default(),
             apis: Mutex::default(),
             exit_on_fatal: AtomicBool::new(true),
             ending,
@@ -182,6 +187,10 @@ impl Kernel {
 
     pub fn inventory(&self) -> &Inventory {
         &self.inner.inventory
+    }
+
+    pub fn sockets(&self) -> &Sockets {
+        &self.inner.sockets
     }
 
     pub fn health(&self) -> &Health {

@@ -26,6 +26,7 @@ pub mod random;
 pub mod reason;
 pub mod shutdown;
 pub mod sync;
+pub mod takeover;
 pub mod task;
 pub mod tls;
 pub mod token;

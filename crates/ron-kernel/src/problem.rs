@@ -76,11 +76,13 @@ pub struct Rejection {
     pub retry_after: Option<u64>,
     /// Fields beside those that every problem has.
     pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// A member of the body beside those that every problem has.
+    pub member: Option<(&'static str, String)>,
 }
 
 impl Rejection {
     pub fn new(reason: Reason, detail: impl Into<Cow<'static, str>>) -> Rejection {
-        Rejection { reason, detail: detail.into(), retry_after: None, headers: Vec::new() }
+        Rejection { reason, detail: detail.into(), retry_after: None, headers: Vec::new(), member: None }
     }
 
     #[must_use]
@@ -92,6 +94,12 @@ impl Rejection {
     #[must_use]
     pub fn header(mut self, name: HeaderName, value: HeaderValue) -> Rejection {
         self.headers.push((name, value));
+        self
+    }
+
+    #[must_use]
+    pub fn member(mut self, name: &'static str, value: impl Into<String>) -> Rejection {
+        self.member = Some((name, value.into()));
         self
     }
 
@@ -124,6 +132,10 @@ impl Rejection {
         push_json(&mut out, corr.as_str());
         if let Some(seconds) = self.seconds() {
             let _ = write!(out, r#","retry_after":{seconds}"#);
+        }
+        if let Some((name, value)) = &self.member {
+            let _ = write!(out, r#","{name}":"#);
+            push_json(&mut out, value);
         }
         out.push('}');
         out

@@ -1,7 +1,7 @@
 //! The tasks of the process itself: signals, the configuration watcher, the log of bus events.
 
 use crate::bus::{KernelEvent, Next};
-use crate::config::Problems;
+use crate::config::{Change, Problems};
 use crate::health::Severity;
 use crate::inventory::{TaskSort, TaskSpec};
 use crate::kernel::{Ending, Service};
@@ -18,7 +18,10 @@ use tokio::sync::SetOnce;
 /// How often watched files are looked at; a change must look the same twice, so that none is read half-written.
 const LOOK: Duration = Duration::from_millis(200);
 
-pub static TASKS: [TaskSpec; 4] = [
+/// Changes that one reload writes into the log, one by one.
+const CHANGES_TOLD: usize = 200;
+
+pub static TASKS: [TaskSpec; 5] = [
     TaskSpec {
         service: "kernel",
         kind: "signals",
@@ -31,6 +34,12 @@ pub static TASKS: [TaskSpec; 4] = [
         sort: TaskSort::Permanent,
         does: "reloads when a watched file changes",
     },
+    TaskSpec {
+        service: "kernel",
+        kind: "takeover",
+        sort: TaskSort::Permanent,
+        does: "hands the listening sockets to the process that takes over; of a gateway alone",
+    },
     TaskSpec { service: "kernel", kind: "reload", sort: TaskSort::Scoped, does: "reloads once, on SIGHUP" },
     TaskSpec {
         service: "kernel",
@@ -40,7 +49,7 @@ pub static TASKS: [TaskSpec; 4] = [
     },
 ];
 
-type ReloadFn = Box<dyn Fn() -> Result<(u64, Vec<String>), Problems> + Send + Sync>;
+type ReloadFn = Box<dyn Fn() -> Result<(u64, Vec<Change>), Problems> + Send + Sync>;
 type FilesFn = Box<dyn Fn() -> Vec<PathBuf> + Send + Sync>;
 
 /// Reloads the configuration, whoever asks, and says how it went.
@@ -62,7 +71,7 @@ impl std::fmt::Debug for Reloader {
 impl Reloader {
     pub fn new(
         service: &Service,
-        reload: impl Fn() -> Result<(u64, Vec<String>), Problems> + Send + Sync + 'static,
+        reload: impl Fn() -> Result<(u64, Vec<Change>), Problems> + Send + Sync + 'static,
         files: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static,
     ) -> Arc<Reloader> {
         let results =
@@ -92,12 +101,15 @@ impl Reloader {
         match outcome {
             Ok((version, changed)) => {
                 self.results.with([name, "ok"]).inc();
-                tracing::info!(source, version, changed = changed.join(" "), "configuration reloaded");
+                for change in changed.iter().take(CHANGES_TOLD) {
+                    tracing::info!(source, version, %change, "configuration changed");
+                }
+                tracing::info!(source, version, changes = changed.len(), "configuration reloaded");
                 if self.failing.swap(false, Ordering::SeqCst) {
                     self.service.restore("config_reload");
                 }
                 self.service.kernel().publish(KernelEvent::ConfigUpdated { version });
-                Ok(changed)
+                Ok(changed.into_iter().map(|change| change.key).collect())
             }
             Err(problems) => {
                 self.results.with([name, "failed"]).inc();
@@ -159,6 +171,25 @@ pub fn start(service: &Service, signals: &Signals, reloader: &Arc<Reloader>) {
     service.permanent("config_watcher", 0, move || watch_files(tasks.clone(), watching.clone()));
     let tasks = service.clone();
     service.permanent("event_log", 0, move || log_events(tasks.clone()));
+}
+
+/// The signals to end since this was made, for a process whose tasks do not look for them any more.
+#[derive(Debug)]
+pub struct EndSignals([Signal; 2]);
+
+impl EndSignals {
+    pub fn new() -> std::io::Result<EndSignals> {
+        Ok(EndSignals([signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?]))
+    }
+
+    /// Resolves when there was one. Cancel-safe.
+    pub async fn told(&mut self) {
+        let [term, int] = &mut self.0;
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+    }
 }
 
 async fn signals(

@@ -41,6 +41,7 @@ reasons! {
     TokenInvalid = "token_invalid", 401, false, "The token is not valid";
     TokenExpired = "token_expired", 401, false, "The token has expired";
     TokenAudience = "token_audience", 401, false, "The token is meant for another audience";
+    TokenRevoked = "token_revoked", 401, false, "The token is revoked";
     Forbidden = "forbidden", 403, false, "The credentials do not allow this";
     NotAllowed = "not_allowed", 403, false, "This is not served here";
     NoRoute = "no_route", 404, false, "No route leads here";
@@ -72,6 +73,7 @@ reasons! {
     RateLimit = "rate_limit", 429, true, "The rate limit is reached";
     QuotaGlobal = "quota_global", 429, true, "The rate limit of this service is reached";
     QuotaIp = "quota_ip", 429, true, "The rate limit of this address is reached";
+    QuotaCapability = "quota_capability", 429, true, "The rate limit of these credentials is reached";
     QuotaTenant = "quota_tenant", 429, true, "The rate limit of this tenant is reached";
     Busy = "busy", 429, true, "The queue has no place for this request";
     Headers = "headers", 431, false, "The header section is too large";
@@ -143,8 +145,9 @@ mod tests {
     #[test]
     fn capacity_and_share_are_never_mixed() {
         for reason in Reason::ALL {
-            use Reason::{Busy, QuotaGlobal, QuotaIp, QuotaTenant, RateLimit};
-            let share = matches!(reason, QuotaGlobal | QuotaIp | QuotaTenant | RateLimit | Busy);
+            use Reason::{Busy, QuotaCapability, QuotaGlobal, QuotaIp, QuotaTenant, RateLimit};
+            let quota = matches!(reason, QuotaGlobal | QuotaIp | QuotaCapability | QuotaTenant);
+            let share = quota || matches!(reason, RateLimit | Busy);
             assert_eq!(reason.status() == 429, share, "{}", reason.code());
             assert_eq!(reason.status_code().as_u16(), reason.status());
         }

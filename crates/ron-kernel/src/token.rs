@@ -1,14 +1,21 @@
 //! Capabilities: Biscuits that say what their bearer may do, checked locally, narrowed by anyone.
 
+mod revocations;
+
+pub use revocations::{Revocations, RevocationsError};
+
 use crate::key::{PrivateKey, PublicKey};
 use crate::reason::Reason;
 use biscuit_auth::builder::{Algorithm, AuthorizerBuilder, BlockBuilder};
 use biscuit_auth::error::{FailedCheck, Logic};
 use biscuit_auth::{AuthorizerLimits, Biscuit, KeyPair, UnverifiedBiscuit, error};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The longest token that is looked at.
-const TOKEN_BYTES_MAX: usize = 8 << 10;
+pub const TOKEN_BYTES_MAX: usize = 8 << 10;
+/// Scopes of one token that are tried where no particular one is wanted.
+const SCOPES_MAX: usize = 16;
 /// Time one token's checks may take. Wall time, so long enough that a busy machine refuses no good token.
 const CHECK_TIME: Duration = Duration::from_millis(100);
 
@@ -117,23 +124,41 @@ impl Grant {
     }
 }
 
-/// What a token says, block by block, without checking its signature.
-pub fn inspect(token: &str) -> Result<Vec<String>, TokenError> {
-    let parsed = UnverifiedBiscuit::from_base64(token).map_err(TokenError::Parse)?;
-    let blocks = (0..parsed.block_count()).map(|index| parsed.print_block_source(index));
-    blocks.collect::<Result<_, _>>().map_err(TokenError::Parse)
+/// One block of a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// What it says.
+    pub source: String,
+    /// By which it is revoked, in hexadecimal.
+    pub id: String,
 }
 
-/// The keys whose tokens are believed.
+/// What a token says, block by block, without checking its signature.
+pub fn inspect(token: &str) -> Result<Vec<Block>, TokenError> {
+    let parsed = UnverifiedBiscuit::from_base64(token).map_err(TokenError::Parse)?;
+    let hex = |id: Vec<u8>| id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let ids = parsed.revocation_identifiers().into_iter().map(hex);
+    let blocks = (0..parsed.block_count()).map(|index| parsed.print_block_source(index));
+    blocks.zip(ids).map(|(source, id)| Ok(Block { source: source.map_err(TokenError::Parse)?, id })).collect()
+}
+
+/// The keys whose tokens are believed, and the tokens that are not believed all the same.
 #[derive(Clone, Debug)]
 pub struct Verifier {
     roots: Vec<biscuit_auth::PublicKey>,
+    revoked: Arc<Revocations>,
 }
 
 impl Verifier {
     pub fn new(roots: &[PublicKey]) -> Verifier {
         let convert = |key: &PublicKey| biscuit_auth::PublicKey::from_bytes(&key.0, Algorithm::Ed25519).ok();
-        Verifier { roots: roots.iter().filter_map(convert).collect() }
+        Verifier { roots: roots.iter().filter_map(convert).collect(), revoked: Arc::default() }
+    }
+
+    /// The same, but for these tokens.
+    #[must_use]
+    pub fn without(self, revoked: Arc<Revocations>) -> Verifier {
+        Verifier { revoked, ..self }
     }
 
     /// Checks the signature only: which root signed the token.
@@ -148,9 +173,32 @@ impl Verifier {
         self.roots.iter().find_map(|root| Biscuit::from_base64(token, *root).ok())
     }
 
+    /// Reads a token that a trusted key signed and nobody revoked.
+    pub fn open(&self, token: &str) -> Result<Opened, Reason> {
+        let token = self.parse(token).ok_or(Reason::TokenInvalid)?;
+        if token.revocation_identifiers().iter().any(|id| self.revoked.holds_block(id)) {
+            return Err(Reason::TokenRevoked);
+        }
+        Ok(Opened { token })
+    }
+
     /// Decides whether the bearer may do what it wishes.
     pub fn authorize(&self, token: &str, wish: Wish<'_>, now: SystemTime) -> Result<Bearer, Reason> {
-        let token = self.parse(token).ok_or(Reason::TokenInvalid)?;
+        let opened = self.open(token)?;
+        opened.allows(wish, now)?;
+        Ok(Bearer { tenant: opened.tenant()? })
+    }
+}
+
+/// A token whose signatures are good; what it allows depends on what is asked.
+#[derive(Debug)]
+pub struct Opened {
+    token: Biscuit,
+}
+
+impl Opened {
+    /// Whether its limits admit the wish.
+    pub fn allows(&self, wish: Wish<'_>, now: SystemTime) -> Result<(), Reason> {
         let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let literal = |text: &str| serde_json::Value::from(text).to_string();
         let code = format!(
@@ -160,16 +208,50 @@ impl Verifier {
             literal(wish.path),
             literal(wish.audience)
         );
-        let limits = AuthorizerLimits { max_facts: 200, max_iterations: 20, max_time: CHECK_TIME };
         let mut authorizer = AuthorizerBuilder::new()
             .code(code)
-            .and_then(|builder| builder.set_limits(limits).build(&token))
+            .and_then(|builder| builder.set_limits(limits()).build(&self.token))
             .map_err(|_not_a_program| Reason::TokenInvalid)?;
-        authorizer.authorize().map_err(|error| refusal(&error))?;
-        let tenants: Vec<(String,)> =
-            authorizer.query("data($t) <- tenant($t)").map_err(|_limit| Reason::TokenInvalid)?;
-        Ok(Bearer { tenant: tenants.into_iter().next().map(|(tenant,)| tenant) })
+        authorizer.authorize().map(drop).map_err(|error| refusal(&error))
     }
+
+    /// Whether they admit it with every one of these scopes; without any, with some scope that the token has.
+    pub fn allows_all(&self, scopes: &[String], wish: Wish<'_>, now: SystemTime) -> Result<(), Reason> {
+        if !scopes.is_empty() {
+            return scopes.iter().try_for_each(|scope| self.allows(Wish { scope, ..wish }, now));
+        }
+        let mut refused = Reason::Forbidden;
+        for scope in self.facts("data($s) <- scope($s)")?.iter().take(SCOPES_MAX) {
+            match self.allows(Wish { scope, ..wish }, now) {
+                Ok(()) => return Ok(()),
+                Err(reason) => refused = reason,
+            }
+        }
+        Err(refused)
+    }
+
+    /// Whose it is, as its minter said.
+    pub fn tenant(&self) -> Result<Option<String>, Reason> {
+        Ok(self.facts("data($t) <- tenant($t)")?.into_iter().next())
+    }
+
+    /// What it was minted as: the same for all that were narrowed from it, however many those are.
+    pub fn origin(&self) -> Vec<u8> {
+        self.token.revocation_identifiers().into_iter().next().unwrap_or_default()
+    }
+
+    /// What the minter's own block states.
+    fn facts(&self, rule: &str) -> Result<Vec<String>, Reason> {
+        let authorizer = AuthorizerBuilder::new().set_limits(limits()).build(&self.token);
+        let facts: Vec<(String,)> = authorizer
+            .and_then(|mut authorizer| authorizer.query(rule))
+            .map_err(|_limit| Reason::TokenInvalid)?;
+        Ok(facts.into_iter().map(|(fact,)| fact).collect())
+    }
+}
+
+fn limits() -> AuthorizerLimits {
+    AuthorizerLimits { max_facts: 200, max_iterations: 20, max_time: CHECK_TIME }
 }
 
 /// Which caveat refused, so that the client is told what to mend.
@@ -256,6 +338,40 @@ mod tests {
         assert_eq!(verifier.authorize(&narrowed, wish("b"), now), Err(Reason::Forbidden));
         assert_eq!(verifier.authorize(&narrowed, wish("c"), now), Err(Reason::Forbidden));
         assert_eq!(inspect(&narrowed).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn several_scopes_are_all_needed_and_none_in_particular_means_any() {
+        let (key, verifier, now) = setup();
+        let token = grant(&["a", "b"]).mint(&key, now).unwrap();
+        let narrowed = grant(&["b"]).attenuate(&token, now).unwrap();
+        let check = |token: &str, scopes: &[&str]| {
+            let scopes: Vec<String> = scopes.iter().map(|scope| (*scope).to_owned()).collect();
+            verifier.open(token).unwrap().allows_all(&scopes, wish(""), now)
+        };
+        assert_eq!(check(&token, &["a", "b"]), Ok(()));
+        assert_eq!(check(&token, &["a", "c"]), Err(Reason::Forbidden));
+        assert_eq!(check(&narrowed, &["b", "a"]), Err(Reason::Forbidden));
+        assert_eq!((check(&token, &[]), check(&narrowed, &[])), (Ok(()), Ok(())));
+        let elsewhere = Grant { path_prefix: Some("/x".into()), ..Grant::default() };
+        assert_eq!(check(&elsewhere.attenuate(&token, now).unwrap(), &[]), Err(Reason::Forbidden));
+    }
+
+    #[test]
+    fn a_revoked_block_takes_along_what_was_narrowed_from_it_and_nothing_else() {
+        let (key, verifier, now) = setup();
+        let token = grant(&["a"]).mint(&key, now).unwrap();
+        let narrowed = grant(&["a"]).attenuate(&token, now).unwrap();
+        let [minted, block] = &inspect(&narrowed).unwrap()[..] else { panic!("two blocks") };
+        let without = |id: &str| {
+            let list = Arc::new(Revocations::parse(id).unwrap());
+            let verifier = verifier.clone().without(list);
+            [&token, &narrowed].map(|token| verifier.authorize(token, wish("a"), now).err())
+        };
+        assert_eq!(without(&minted.id), [Some(Reason::TokenRevoked); 2]);
+        assert_eq!(without(&block.id), [None, Some(Reason::TokenRevoked)]);
+        let open = |token: &str| verifier.open(token).unwrap().origin();
+        assert_eq!(open(&token), open(&narrowed), "a narrowed token counts as the one it came from");
     }
 
     #[test]

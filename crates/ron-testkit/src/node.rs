@@ -94,6 +94,29 @@ impl Node {
         }
     }
 
+    /// Starts `ron run gateway --takeover` on the same folder, waits until it has taken this node's place, and returns
+    /// the former process.
+    pub fn take_over(&mut self) -> Child {
+        let log =
+            std::fs::File::options().append(true).open(self.dir.path().join("log")).expect("it is there");
+        let mut command = command(&["run", "gateway", "--takeover", "--config", "ron.toml"], self.dir.path());
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a file can be shared")).stderr(log);
+        let newcomer = command.spawn().expect("the binary is there");
+        let former = std::mem::replace(&mut self.child, newcomer);
+        let begun = Instant::now();
+        loop {
+            let text = std::fs::read_to_string(self.dir.path().join("addresses.json")).unwrap_or_default();
+            let addresses: Value = serde_json::from_str(&text).unwrap_or_default();
+            if addresses["pid"] == self.child.id() {
+                self.addresses = addresses;
+                return former;
+            }
+            let ended = self.child.try_wait().expect("our own child");
+            assert!(ended.is_none() && begun.elapsed() < Duration::from_secs(20), "{ended:?} {}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

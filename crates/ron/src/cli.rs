@@ -31,6 +31,10 @@ pub(crate) enum Command {
         /// Which services: gateway, edge, registry.
         #[arg(required = true, value_name = "SERVICE")]
         services: Vec<String>,
+        /// Take the place of the process that runs on the same data folder: its sockets are handed over, no connection
+        /// is refused, and it ends with its last one. For the gateway alone.
+        #[arg(long)]
+        takeover: bool,
         #[command(flatten)]
         source: Source,
     },

@@ -1,5 +1,6 @@
 //! What each command does.
 
+use crate::Usage;
 use crate::cli::{Cli, Command, ConfigCommand, KeyCommand, Limits, Source, TokenCommand};
 use crate::secret::Secret;
 use crate::{edge, gateway, registry};
@@ -24,7 +25,7 @@ const TTL: Span = Span::secs(3600);
 pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Up { data, source } => up(data, &source),
-        Command::Run { services, source } => run_services(services, &source),
+        Command::Run { services, takeover, source } => run_services(services, takeover, &source),
         Command::Init { dir, tls } => {
             init::init(&dir, tls)?;
             print(&format!(
@@ -76,7 +77,7 @@ fn up(data: Option<PathBuf>, source: &Source) -> anyhow::Result<ExitCode> {
         let dir = std::path::absolute(dir)?;
         all.flags.push(("node.data".to_owned(), json!(dir).to_string(), "--data".to_owned()));
     }
-    node::run(all, &node::Which::Enabled)
+    node::run(all, &node::Which::Enabled, false)
 }
 
 /// Whether flags or environment say that nothing may be written.
@@ -84,7 +85,7 @@ fn is_amnesiac(sources: &Sources) -> bool {
     load::<Config>(sources).is_ok_and(|loaded| loaded.value.node.amnesia)
 }
 
-fn run_services(services: Vec<String>, source: &Source) -> anyhow::Result<ExitCode> {
+fn run_services(services: Vec<String>, takeover: bool, source: &Source) -> anyhow::Result<ExitCode> {
     let mut all = sources(&source.set)?;
     if let Some(unknown) = services.iter().find(|name| !node::SERVICES.contains(&name.as_str())) {
         let mut problems = Problems::default();
@@ -98,7 +99,12 @@ fn run_services(services: Vec<String>, source: &Source) -> anyhow::Result<ExitCo
             all.flags.insert(0, ("node.data".to_owned(), "ron-data".to_owned(), "the default".to_owned()))
         }
     }
-    node::run(all, &node::Which::Named(services))
+    if takeover && services != ["gateway"] {
+        return Err(
+            Usage("--takeover is for the gateway alone: ron run gateway --takeover".to_owned()).into()
+        );
+    }
+    node::run(all, &node::Which::Named(services), takeover)
 }
 
 fn config(command: ConfigCommand) -> anyhow::Result<ExitCode> {
@@ -167,12 +173,15 @@ fn token(command: TokenCommand) -> anyhow::Result<ExitCode> {
             let blocks = inspect(&token)?;
             let trusted = Verifier::new(&trusted_keys(&load_source(&source)?)).is_signed(&token);
             if json {
-                return print(&json!({"blocks": blocks, "trusted": trusted}).to_string());
+                let (sources, ids): (Vec<_>, Vec<_>) =
+                    blocks.into_iter().map(|block| (block.source, block.id)).unzip();
+                return print(&json!({"blocks": sources, "ids": ids, "trusted": trusted}).to_string());
             }
             let mut text = String::new();
             for (index, block) in blocks.iter().enumerate() {
                 let name = if index == 0 { "minted".to_owned() } else { format!("narrowed {index}") };
-                text += &format!("{name}:\n  {}\n", block.trim().replace('\n', "\n  "));
+                let source = block.source.trim().replace('\n', "\n  ");
+                text += &format!("{name}:\n  {source}\n  id, to revoke it: {}\n", block.id);
             }
             print(&format!("{text}signed by a trusted key: {}", if trusted { "yes" } else { "no" }))
         }

@@ -12,7 +12,16 @@ pub(crate) fn run(command: GatewayCommand) -> anyhow::Result<ExitCode> {
     match command {
         GatewayCommand::Status { target } => show(&target, "GET", "/gateway/status", "", status),
         GatewayCommand::Routes { target } => show(&target, "GET", "/gateway/routes", "", routes),
-        GatewayCommand::Reload { target } => show(&target, "POST", "/admin/reload", "", reloaded),
+        GatewayCommand::Reload { target } => {
+            let done = show(&target, "POST", "/admin/reload", "", reloaded)?;
+            let Answer { status, body } = Admin::find(&target)?.ask("GET", "/gateway/status", "")?;
+            // A node without a gateway has no shares to show.
+            if target.json || status != 200 {
+                Ok(done)
+            } else {
+                print(&format!("\n{}", shares(&body).trim_end()))
+            }
+        }
         GatewayCommand::Explain { method, asked, headers, client, target } => {
             let question =
                 json!({"method": method, "url": asked, "headers": fields(&headers)?, "client": client});
@@ -78,14 +87,19 @@ fn status(body: &Value) -> String {
             servers.push(vec![name.clone(), text(&server["address"]), state.to_owned()]);
         }
     }
+    for table in [aligned(&upstreams), aligned(&servers), shares(body)] {
+        out += &format!("\n{table}");
+    }
+    out
+}
+
+/// Each tenant's part of the queue, as it is from now on.
+fn shares(body: &Value) -> String {
     let mut tenants = vec![row(["TENANT", "CLASS", "QUANTUM", "WAITING", "SHARE"])];
     for tenant in list(&body["tenants"]) {
         tenants.push(["id", "class", "quantum", "queued", "share"].map(|key| text(&tenant[key])).into());
     }
-    for table in [upstreams, servers, tenants] {
-        out += &format!("\n{}", aligned(&table));
-    }
-    out
+    aligned(&tenants)
 }
 
 fn routes(body: &Value) -> String {

@@ -6,16 +6,20 @@ use crate::init::new_token;
 use anyhow::Context as _;
 use ron_kernel::admin::{self, Admin, Version};
 use ron_kernel::config::{Loaded, Prepared, Problems, Sources, Store, attempt, load};
-use ron_kernel::http::{Server, bind_tcp, bind_unix};
-use ron_kernel::kernel::{Ending, KERNEL_EVENTS, KERNEL_SHUTDOWN, Kernel};
+use ron_kernel::http::{Server, bind_unix};
+use ron_kernel::kernel::{Ending, KERNEL_EVENTS, KERNEL_SHUTDOWN, Kernel, Service};
 use ron_kernel::key::{PrivateKey, PublicKey, check_private, write_private};
 use ron_kernel::node::{DataDir, OnFatal};
 use ron_kernel::observe::Logs;
-use ron_kernel::process::{self, Reloader, Signals};
+use ron_kernel::process::{self, EndSignals, Reloader, Signals};
+use ron_kernel::takeover::{self, Handed, Taking};
 use ron_kernel::token::Verifier;
 use serde_json::{Map, Value, json};
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::{Read as _, Seek as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
@@ -43,8 +47,15 @@ pub enum Which {
     Named(Vec<String>),
 }
 
+impl Which {
+    /// Only a gateway keeps nothing that two processes could not have at the same time.
+    fn is_gateway_alone(&self) -> bool {
+        matches!(self, Which::Named(names) if *names == ["gateway"])
+    }
+}
+
 /// Runs a node until it is told to end.
-pub fn run(sources: Sources, which: &Which) -> anyhow::Result<ExitCode> {
+pub fn run(sources: Sources, which: &Which, takeover: bool) -> anyhow::Result<ExitCode> {
     let loaded = load::<Config>(&sources)?;
     let logs = Logs::start(&loaded.value.log);
     raise_file_limit();
@@ -55,7 +66,7 @@ pub fn run(sources: Sources, which: &Which) -> anyhow::Result<ExitCode> {
     let runtime =
         builder.max_blocking_threads(64).enable_all().build().context("cannot start the runtime")?;
     let code = runtime.block_on(async {
-        let node = Node::start(sources, which, logs)?;
+        let node = Node::start(sources, which, takeover, logs)?;
         if matches!(which, Which::Enabled) {
             greet(&node.addresses, node.demo, &node.data);
         }
@@ -81,12 +92,14 @@ pub struct Node {
     /// Whether the demo upstream runs.
     demo: bool,
     /// Held for as long as the node owns its data folder.
-    _lock: Option<File>,
+    _lock: Option<Arc<File>>,
 }
 
 impl Node {
     /// Builds and starts everything; what can fail fails here.
-    pub fn start(sources: Sources, which: &Which, logs: Logs) -> anyhow::Result<Node> {
+    ///
+    /// With `takeover`, the place of the process that runs on the same data folder is taken.
+    pub fn start(sources: Sources, which: &Which, takeover: bool, logs: Logs) -> anyhow::Result<Node> {
         let loaded = load::<Config>(&sources)?;
         let (data, config) = (data_dir(&loaded), loaded.value.clone());
         let kernel = Kernel::new();
@@ -95,7 +108,9 @@ impl Node {
         own.declare(&KERNEL_SHUTDOWN, &KERNEL_EVENTS);
         // First, so that whatever is begun below is ended in order.
         let signals = Signals::catch(&own).context("cannot catch signals")?;
-        let lock = if config.node.amnesia { None } else { Some(lock(&data)?) };
+        let mut place = if takeover { Place::take(&data)? } else { Place::default() };
+        kernel.sockets().inherit(place.handed);
+        let lock = if config.node.amnesia { None } else { Some(Arc::new(lock(&data, place.lock.take())?)) };
         let key = node_key(&config, &data)?;
         let token = admin_token(&config, &data)?;
         let observed = Observed {
@@ -110,15 +125,13 @@ impl Node {
         let running = runs("gateway", config.gateway.enabled);
         let demo = matches!(which, Which::Enabled) && running && names_demo(&config) && !config.node.amnesia;
         if demo {
-            let service = kernel.service("demo");
-            Server::new(&service, Demo, admin::limits())
-                .listen(bind_unix(&data.join(demo::SOCKET), false)?, None);
-            service.ready();
+            start_demo(&kernel, &data)?;
         }
-        let gateway = if running { Some(start_gateway(&kernel, &config, &data, &observed)?) } else { None };
+        let verifier = Verifier::new(&token_keys(&config, &key));
+        let gateway =
+            if running { Some(start_gateway(&kernel, &config, &data, &verifier, &observed)?) } else { None };
         let edge = if runs("edge", config.edge.enabled) {
             let (service, amnesia) = (kernel.service("edge"), config.node.amnesia);
-            let verifier = Verifier::new(&token_keys(&config, &key));
             Some(Arc::new(Edge::build(&service, &config.edge, &data, amnesia, verifier)?))
         } else {
             None
@@ -134,7 +147,7 @@ impl Node {
         };
         let services = Services { gateway, edge, registry, key: key.clone() };
         let (reloader, store) = reloader(&own, sources, loaded, services.clone(), observed);
-        let bound = bind_tcp(config.admin.listen).context("admin")?;
+        let bound = own.bind_tcp("admin", config.admin.listen).context("admin")?;
         let mut addresses = json!({"pid": std::process::id(), "admin": bound.address()});
         let current = store.clone();
         let danger_ok = move || current.current().value.node.danger_ok;
@@ -144,23 +157,39 @@ impl Node {
         own.ready();
         services.ready(&mut addresses);
         announce(&config, &data, &addresses, &token)?;
+        kernel.sockets().forget_inherited();
+        if let Some(taking) = place.taking
+            && let Err(error) = taking.ready()
+        {
+            tracing::warn!(%error, "the process before this one may still run");
+        }
+        if let (Some(lock), true) = (&lock, which.is_gateway_alone()) {
+            offer_takeover(&own, &data, place.own, lock.clone())?;
+        }
         tracing::info!(node = %key.public(), addresses = addresses.to_string(), "ready");
         Ok(Node { kernel, addresses, token, store, data, demo, _lock: lock })
     }
 
     /// Serves until it is told to end, drains, and says with which code to exit.
     pub async fn run(self) -> ExitCode {
+        // From the start, so that none is missed between the one who looks for them and the other.
+        let signals = EndSignals::new();
         let ending = self.kernel.ending().await;
+        if let (Ending::HandedOver, Ok(signals)) = (&ending, signals) {
+            return self.end_handed_over(signals).await;
+        }
         let node = self.store.current().value.node.clone();
         let drained = self.kernel.drain(node.drain_deadline.0, &["demo", "kernel"]).await;
         for straggler in &drained.stragglers {
             tracing::warn!(straggler, "aborted at the drain deadline");
         }
         if !node.amnesia {
-            let _ = std::fs::remove_file(self.data.join("addresses.json"));
+            for file in ["addresses.json", takeover::SOCKET] {
+                let _ = std::fs::remove_file(self.data.join(file));
+            }
         }
         match ending {
-            Ending::Asked => {
+            Ending::Asked | Ending::HandedOver => {
                 tracing::info!(stragglers = drained.stragglers.len(), "stopped");
                 ExitCode::SUCCESS
             }
@@ -172,10 +201,93 @@ impl Node {
     }
 }
 
+impl Node {
+    /// Lets what is under way end; what is in the data folder is another's by now.
+    async fn end_handed_over(self, mut signals: EndSignals) -> ExitCode {
+        let deadline = self.store.current().value.gateway.takeover_drain.0;
+        // The admin listener goes at once, so that only the newcomer is asked how things are.
+        let drained = tokio::select! {
+            drained = self.kernel.drain(deadline, &[]) => drained.stragglers,
+            () = signals.told() => vec!["all, as it was told to end".to_owned()],
+        };
+        tracing::info!(stragglers = drained.join(", "), "stopped after a takeover");
+        ExitCode::SUCCESS
+    }
+}
+
+/// What a process gets from the one whose place it takes.
+#[derive(Default)]
+struct Place {
+    taking: Option<Taking>,
+    lock: Option<OwnedFd>,
+    /// The socket on which the next one will ask.
+    own: Option<OwnedFd>,
+    handed: Handed,
+}
+
+impl Place {
+    fn take(data: &DataDir) -> anyhow::Result<Place> {
+        let (taking, mut handed) = takeover::ask(&data.join(takeover::SOCKET), &["gateway".to_owned()])?;
+        let (lock, own) = (handed.take(takeover::LOCK), handed.take(takeover::OWN));
+        Ok(Place { taking: Some(taking), lock, own, handed })
+    }
+}
+
+/// From now on another process can take this one's place.
+fn offer_takeover(
+    own: &Service,
+    data: &DataDir,
+    handed: Option<OwnedFd>,
+    lock: Arc<File>,
+) -> anyhow::Result<()> {
+    let path = data.join(takeover::SOCKET);
+    let bind = || -> std::io::Result<UnixListener> {
+        let listener = match handed {
+            Some(fd) => UnixListener::from(fd),
+            None => {
+                // The folder is locked, so whatever lies there is of a process that is gone.
+                let _ = std::fs::remove_file(&path);
+                let listener = UnixListener::bind(&path)?;
+                std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+                listener
+            }
+        };
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    let listener = bind().with_context(|| format!("cannot listen on {}", path.display()))?;
+    let spare = Arc::new(listener.try_clone()?);
+    let listener = Arc::new(tokio::net::UnixListener::from_std(listener)?);
+    let kernel = own.kernel().clone();
+    let offer = Arc::new(move |services: &[String]| {
+        if services != ["gateway"] {
+            return Err("this process runs the gateway alone".to_owned());
+        }
+        let all = || -> std::io::Result<Vec<(String, OwnedFd)>> {
+            let mut all = kernel.sockets().offer()?;
+            all.push((takeover::LOCK.to_owned(), lock.try_clone()?.into()));
+            all.push((takeover::OWN.to_owned(), spare.try_clone()?.into()));
+            Ok(all)
+        };
+        all().map_err(|error| error.to_string())
+    });
+    let service = own.clone();
+    own.permanent("takeover", 0, move || takeover::serve(service.clone(), listener.clone(), offer.clone()));
+    Ok(())
+}
+
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Node({})", self.addresses)
     }
+}
+
+fn start_demo(kernel: &Kernel, data: &DataDir) -> anyhow::Result<()> {
+    let service = kernel.service("demo");
+    let bound = bind_unix(&data.join(demo::SOCKET), false)?;
+    Server::new(&service, Demo, admin::limits()).listen(bound, None);
+    service.ready();
+    Ok(())
 }
 
 #[cfg_attr(not(feature = "otlp"), expect(unused_variables, reason = "traces are a feature"))]
@@ -183,9 +295,10 @@ fn start_gateway(
     kernel: &Kernel,
     config: &Config,
     data: &DataDir,
+    verifier: &Verifier,
     observed: &Observed,
 ) -> anyhow::Result<Arc<Gateway>> {
-    let gateway = Gateway::build(&kernel.service("gateway"), &config.gateway, data)?;
+    let gateway = Gateway::build(&kernel.service("gateway"), &config.gateway, data, verifier)?;
     #[cfg(feature = "otlp")]
     gateway.trace(observed.tracer.clone());
     Ok(Arc::new(gateway))
@@ -224,17 +337,18 @@ impl Services {
     /// Has each service read what the new configuration needs.
     fn prepare(&self, newer: &Loaded<Config>) -> Result<Vec<Prepared>, Problems> {
         let (config, mut swaps) = (&newer.value, Vec::new());
+        let verifier = Verifier::new(&token_keys(config, &self.key));
         let failed = |key: &str, error: String| {
             let mut problems = newer.problems();
             problems.add(key, error);
             problems
         };
         if let Some(gateway) = &self.gateway {
-            let swap = gateway.prepare(&config.gateway);
+            let swap = gateway.prepare(&config.gateway, &verifier);
             swaps.push(swap.map_err(|error| failed("gateway", error.to_string()))?);
         }
         if let Some(edge) = &self.edge {
-            let swap = edge.prepare(&config.edge, Verifier::new(&token_keys(config, &self.key)));
+            let swap = edge.prepare(&config.edge, verifier);
             swaps.push(swap.map_err(|error| failed("edge", error.to_string()))?);
         }
         if let Some(registry) = &self.registry {
@@ -261,7 +375,7 @@ struct Observed {
 
 /// The configuration's keeper, and who reloads it.
 fn reloader(
-    own: &ron_kernel::kernel::Service,
+    own: &Service,
     sources: Sources,
     loaded: Loaded<Config>,
     services: Services,
@@ -313,13 +427,16 @@ fn names_demo(config: &Config) -> bool {
 }
 
 /// One process per data folder.
-fn lock(data: &DataDir) -> anyhow::Result<File> {
+fn lock(data: &DataDir, handed: Option<OwnedFd>) -> anyhow::Result<File> {
     std::fs::create_dir_all(data.path())
         .with_context(|| format!("cannot make the folder {}", data.path().display()))?;
     let path = data.join("ron.lock");
     let open = File::options().read(true).write(true).create(true).truncate(false).open(&path);
     let mut file = open.with_context(|| format!("cannot open {}", path.display()))?;
-    if file.try_lock().is_err() {
+    // A lock that was handed over is held already, and by us once its former holder is gone.
+    if let Some(handed) = handed {
+        file = File::from(handed);
+    } else if file.try_lock().is_err() {
         let mut pid = String::new();
         let _ = file.read_to_string(&mut pid);
         anyhow::bail!(
@@ -329,6 +446,7 @@ fn lock(data: &DataDir) -> anyhow::Result<File> {
         );
     }
     file.set_len(0)?;
+    file.rewind()?;
     write!(file, "{}", std::process::id())?;
     Ok(file)
 }

@@ -87,7 +87,7 @@ async fn serve(options: WitnessOptions, logs: Vec<NoteKey>, key: SigningKey) -> 
     let ending = kernel.ending().await;
     kernel.drain(DRAIN_DEADLINE, &["kernel"]).await;
     match ending {
-        Ending::Asked => Ok(ExitCode::SUCCESS),
+        Ending::Asked | Ending::HandedOver => Ok(ExitCode::SUCCESS),
         Ending::Fatal(reason) => anyhow::bail!("stopped: {reason}"),
     }
 }

@@ -1,8 +1,9 @@
 //! The keys of `[gateway]`.
 
 use crate::routes::Routes;
+use crate::views::Views;
 use ron_kernel::admission::client_ip::{Cidr, TrustedProxies};
-use ron_kernel::config::Problems;
+use ron_kernel::config::{Problems, Secret};
 use ron_kernel::http::ServerLimits;
 use ron_kernel::http::client::Address;
 use ron_kernel::tls::{ClientTlsSettings, TlsSettings};
@@ -47,6 +48,12 @@ settings! {
         trusted_proxies: Vec<String> = Vec::new() => Hot;
         /// Trusted proxies begin each connection with a PROXY header, version 1 or 2.
         proxy_protocol: bool = false => Hot;
+        /// Not ready, after a start, until a server of each upstream has answered and the keys of JWTs are there. It may
+        /// delay a start in a degraded environment; turned off, it waits no longer.
+        strict_boot: bool = false => Hot;
+        /// How long a process whose place another has taken (`ron run gateway --takeover`) lets its connections go on,
+        /// instead of `node.drain_deadline`.
+        takeover_drain: Span = Span::secs(600) => Hot;
         /// Sizes.
         limits: LimitSettings = LimitSettings::default() => Hot;
         /// One line for each request answered.
@@ -63,6 +70,8 @@ settings! {
         upstreams: Vec<UpstreamSettings> = Vec::new() => Hot;
         /// Which request goes where: host first, then the longest path.
         routes: Vec<RouteSettings> = Vec::new() => Hot;
+        /// One answer made of several: a view goes before a route with a `*`.
+        views: Vec<ViewSettings> = Vec::new() => Hot;
     }
 }
 
@@ -102,6 +111,9 @@ settings! {
         /// Bytes per second of request and response bodies for each client address; IPv6 by /64. What a response
         /// really came to counts against the next requests.
         per_ip_bps: u64 = 0 => Hot;
+        /// For each API key, certificate, subject of JWTs or minted capability; what was narrowed from a capability counts
+        /// as that one.
+        per_capability_rps: u64 = 0 => Hot;
         /// Seconds' worth of requests or bytes that may come at once.
         burst_factor: f64 = 2.0 => Hot;
     }
@@ -203,7 +215,9 @@ settings! {
         /// requests. 0: off.
         bps: u64 = 0 => Hot;
         /// API keys, as `sha256:` and the hash in hexadecimal (`printf KEY | sha256sum`).
-        keys: Vec<String> = Vec::new() => Hot;
+        keys: Vec<Secret> = Vec::new() => Hot;
+        /// Scopes that its keys and certificates give. JWTs and capabilities bring their own.
+        scopes: Vec<String> = Vec::new() => Hot;
         /// Other ways to know the tenant.
         r#match: MatchSettings = MatchSettings::default() => Hot;
     }
@@ -216,6 +230,8 @@ settings! {
         header: String = String::new() => Hot;
         /// A name in the client's certificate: a host or a URI such as `spiffe://org/name`. Needs `tls.client_ca`.
         san: String = String::new() => Hot;
+        /// A claim of a JWT as `name=value`; of a claim that is a list, one of its values. A capability names the tenant's `id`.
+        claim: String = String::new() => Hot;
     }
 }
 
@@ -226,14 +242,61 @@ choice! {
         None = "none",
         /// `X-Api-Key` or `Authorization: Bearer`, matched by hash against the tenants' keys.
         ApiKey = "api_key",
+        /// A JWT as `Authorization: Bearer`, checked with the issuer's public keys.
+        Jwt = "jwt",
+        /// A capability as `Authorization: Bearer`, signed by one of `node.token_keys`.
+        Biscuit = "biscuit",
     }
 }
 
 settings! {
-    /// Identity.
+    /// Identity. Whatever the mode, a client certificate that names a tenant is as good as a token, and over the Unix
+    /// socket the peer's user id is who it is.
     pub struct AuthSettings {
-        /// How callers say who they are.
+        /// How callers say who they are: not at all; by an API key in `X-Api-Key` or `Authorization: Bearer`; by a JWT;
+        /// by a capability (`ron token mint`).
         mode: AuthMode = AuthMode::None => Hot;
+        /// Which JWTs are believed.
+        jwt: Option<JwtSettings> = None => Hot;
+        /// File of revoked tokens, one id per line: of capabilities as `ron token inspect` prints it, of JWTs `jti:` and
+        /// their id. Read again when it changes. Empty: none.
+        revocations: String = String::new() => Hot;
+    }
+}
+
+choice! {
+    /// A signature algorithm of JWTs.
+    pub enum JwtAlgorithm {
+        EdDsa = "EdDSA",
+        Es256 = "ES256",
+        Es384 = "ES384",
+        Rs256 = "RS256",
+        Rs384 = "RS384",
+        Rs512 = "RS512",
+        Ps256 = "PS256",
+        Ps384 = "PS384",
+        Ps512 = "PS512",
+    }
+}
+
+settings! {
+    /// JWTs: which are believed, and with whose keys they are checked.
+    pub struct JwtSettings {
+        /// File with the issuer's public keys, a JSON Web Key Set. Read again when it changes.
+        jwks_file: String = String::new() => Hot;
+        /// Where the issuer publishes them instead, `https://`, or `http://` on this machine. Fetched in the background; the
+        /// last good set is kept.
+        jwks_url: String = String::new() => Hot;
+        /// What `iss` must be. Empty: it is not looked at.
+        issuer: String = String::new() => Hot;
+        /// What `aud` must hold. Empty: it is not looked at.
+        audience: String = String::new() => Hot;
+        /// Signature algorithms that are believed.
+        algorithms: Vec<JwtAlgorithm> = vec![JwtAlgorithm::EdDsa, JwtAlgorithm::Es256, JwtAlgorithm::Rs256] => Hot;
+        /// Time between two fetches. A token with an unknown key leads to one sooner, at most every 5 seconds.
+        refresh: Span = Span::secs(600) => Hot;
+        /// TLS towards `jwks_url`.
+        tls: ClientTlsSettings = ClientTlsSettings::default() => Hot;
     }
 }
 
@@ -346,8 +409,66 @@ settings! {
         cost: u64 = 1 => Hot;
         /// Class of all its requests, over what the caller's would be. Empty: the caller's.
         class: String = String::new() => Hot;
+        /// Scopes that the caller's credentials must have, all of them.
+        scopes: Vec<String> = Vec::new() => Hot;
         /// Decode compressed request bodies, under the limits, before they are passed on.
         decode: bool = false => Hot;
+    }
+}
+
+settings! {
+    /// A view: one request of a client, several calls behind it at the same time, one JSON object as the answer.
+    pub struct ViewSettings {
+        /// Path with `{name}` for segments that are values. For GET and HEAD.
+        path: String = String::new() => Required;
+        /// Budget of all of it.
+        timeout: Span = Span::secs(2) => Hot;
+        /// Largest sum of the parts.
+        max_bytes: Size = Size::mib(1) => Hot;
+        /// Calls that one answer may take, retries included.
+        max_calls: usize = 8 => Hot;
+        /// Whether callers must say who they are.
+        auth: RouteAuth = RouteAuth::Optional => Hot;
+        /// Scopes that the caller's credentials must have, all of them.
+        scopes: Vec<String> = Vec::new() => Hot;
+        /// Class of all its requests, over what the caller's would be. Empty: the caller's.
+        class: String = String::new() => Hot;
+        /// Factor for what its calls cost in the fair queue.
+        cost: u64 = 1 => Hot;
+        /// What it is made of.
+        parts: Vec<PartSettings> = Vec::new() => Required;
+    }
+}
+
+settings! {
+    /// A part of a view.
+    pub struct PartSettings {
+        /// Member of the answer that it becomes; not `errors`, which says what is missing.
+        name: String = String::new() => Required;
+        /// Name of the upstream that is asked.
+        upstream: String = String::new() => Required;
+        /// Path and query that it is asked for; `{name}` is replaced by the value in the view's path.
+        path: String = String::new() => Required;
+        /// Without it there is no answer. Else it is `null` if it cannot be had.
+        required: bool = false => Hot;
+    }
+}
+
+impl ViewSettings {
+    /// The view as a route: what is decided before anybody is called is decided in the same way.
+    pub(crate) fn as_route(&self) -> RouteSettings {
+        let upstreams: Vec<&str> = self.parts.iter().map(|part| part.upstream.as_str()).collect();
+        RouteSettings {
+            path: self.path.clone(),
+            methods: vec!["GET".to_owned(), "HEAD".to_owned()],
+            upstream: upstreams.join("+"),
+            timeout: Some(self.timeout),
+            auth: self.auth,
+            scopes: self.scopes.clone(),
+            class: self.class.clone(),
+            cost: self.cost,
+            ..RouteSettings::default()
+        }
     }
 }
 
@@ -405,9 +526,13 @@ impl GatewaySettings {
         if !(0.0..=1.0).contains(&self.access_log.sample) {
             problems.add("gateway.access_log.sample", "must be between 0 and 1");
         }
+        self.auth.validate(problems);
+        self.validate_claims(problems);
         self.validate_fairness(problems);
         self.validate_upstreams(problems);
         Routes::check(&self.routes, &self.upstreams, problems);
+        let upstreams = self.upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
+        Views::check(&self.views, &self.routes, &upstreams, problems);
     }
 
     fn validate_fairness(&self, problems: &mut Problems) {
@@ -446,7 +571,7 @@ impl GatewaySettings {
             }
             for (number, text) in tenant.keys.iter().enumerate() {
                 let at = format!("{at}.keys[{number}]");
-                match crate::tenants::parse_key(text) {
+                match crate::tenants::parse_key(&text.0) {
                     None => problems.add(at, "expected sha256: and 64 hexadecimal digits"),
                     Some(hash) => {
                         if let Some(other) = keys.insert(hash, &tenant.id) {
@@ -456,19 +581,53 @@ impl GatewaySettings {
                 }
             }
         }
-        for (index, route) in self.routes.iter().enumerate() {
-            let at = format!("gateway.routes[{index}]");
+        let routes = self.routes.iter().cloned().map(|route| ("routes", route)).enumerate();
+        let views = self.views.iter().map(|view| ("views", view.as_route())).enumerate();
+        for (index, (list, route)) in routes.chain(views) {
+            let at = format!("gateway.{list}[{index}]");
             if crate::tenants::class_of(&route.class).is_none() && !route.class.is_empty() {
                 problems.add(format!("{at}.class"), "is not one of anon, authed, internal");
             }
             if route.cost == 0 {
                 problems.add(format!("{at}.cost"), "must be at least 1");
             }
-            if route.auth == RouteAuth::Required && self.auth.mode == AuthMode::None {
-                problems.add(
-                    format!("{at}.auth"),
-                    "is required, but gateway.auth.mode is \"none\": nobody could get in",
-                );
+            self.validate_access(&at, route.auth, &route.scopes, problems);
+        }
+    }
+
+    /// Who may use a route, and whether that is anybody.
+    fn validate_access(&self, at: &str, auth: RouteAuth, scopes: &[String], problems: &mut Problems) {
+        let nobody = self.auth.mode == AuthMode::None
+            && self.uds.is_none()
+            && self.tenants.iter().all(|tenant| tenant.r#match.san.is_empty());
+        if auth == RouteAuth::Required && nobody {
+            let message = "is required, but gateway.auth.mode is \"none\" and no tenant has a certificate: nobody could get in";
+            problems.add(format!("{at}.auth"), message);
+        }
+        if auth == RouteAuth::None && !scopes.is_empty() {
+            problems.add(
+                format!("{at}.scopes"),
+                "are wanted, but auth is \"none\": credentials are not looked at",
+            );
+        }
+        if scopes.iter().any(String::is_empty) {
+            problems.add(format!("{at}.scopes"), "must not be empty words");
+        }
+    }
+
+    fn validate_claims(&self, problems: &mut Problems) {
+        let mut known: HashMap<&str, &str> = HashMap::new();
+        let tenants = self.tenants.iter().enumerate();
+        for (index, tenant) in tenants.filter(|(_, tenant)| !tenant.r#match.claim.is_empty()) {
+            let (at, claim) = (format!("gateway.tenants[{index}].match.claim"), &tenant.r#match.claim);
+            if crate::tenants::parse_claim(claim).is_none() {
+                problems.add(&at, format!("{claim:?} is not name=value"));
+            }
+            if self.auth.mode != AuthMode::Jwt {
+                problems.add(&at, "is of a JWT, but gateway.auth.mode is not \"jwt\"");
+            }
+            if let Some(other) = known.insert(claim, &tenant.id) {
+                problems.add(&at, format!("is the claim of tenant {other:?} too"));
             }
         }
     }
@@ -517,8 +676,9 @@ impl GatewaySettings {
         }
     }
 
-    /// Problems with the files that upstreams need.
+    /// Problems with the files that upstreams and credentials need.
     pub fn validate_files(&self, base: &Path, problems: &mut Problems) {
+        self.auth.validate_files(base, problems);
         for (index, upstream) in self.upstreams.iter().enumerate().filter(|(_, upstream)| upstream.uses_tls())
         {
             upstream.tls.check(base, &format!("gateway.upstreams[{index}].tls"), problems);
@@ -529,7 +689,11 @@ impl GatewaySettings {
     pub fn files(&self, base: &Path) -> Vec<PathBuf> {
         let tls = self.tls.iter().flat_map(|tls| tls.files(base));
         let upstreams = self.upstreams.iter().filter(|upstream| upstream.uses_tls());
-        tls.chain(upstreams.flat_map(|upstream| upstream.tls.files(base))).collect()
+        let upstreams = upstreams.flat_map(|upstream| upstream.tls.files(base));
+        let jwt = self.auth.jwt.iter();
+        let named = jwt.clone().map(|jwt| &jwt.jwks_file).chain([&self.auth.revocations]);
+        let named = named.filter(|name| !name.is_empty()).map(|name| base.join(name));
+        tls.chain(upstreams).chain(jwt.flat_map(|jwt| jwt.tls.files(base))).chain(named).collect()
     }
 
     /// What the kernel's server is told.

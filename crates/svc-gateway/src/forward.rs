@@ -16,6 +16,7 @@ use ron_kernel::http::h1::head::Values;
 use ron_kernel::http::{Body, ConnInfo, Fields, Lines, Written};
 use ron_kernel::problem::{CorrId, X_CORR_ID, X_REASON};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -149,6 +150,8 @@ pub(crate) struct Forward<'a> {
     pub(crate) upgrade: Option<HeaderValue>,
     /// How the body is getting on, if there is one.
     pub(crate) upload: Option<Arc<Progress>>,
+    /// How often it may still be tried again together with others; none if only the upstream limits that.
+    pub(crate) retries: Option<&'a AtomicUsize>,
 }
 
 impl Outgoing for Forward<'_> {
@@ -215,6 +218,12 @@ impl Outgoing for Forward<'_> {
 }
 
 impl Forward<'_> {
+    /// Takes leave to try again.
+    pub(crate) fn take_retry(&self) -> bool {
+        let take = |left: usize| left.checked_sub(1);
+        self.retries.is_none_or(|left| left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok())
+    }
+
     /// The host the client asked for, which the upstream is asked for too.
     fn host(&self) -> &[u8] {
         let authority = self.request.uri.authority().map(|authority| authority.as_str().as_bytes());
@@ -423,6 +432,7 @@ mod tests {
             body_len: Some(0),
             upgrade,
             upload: None,
+            retries: None,
         };
         let mut out = BytesMut::new();
         forward.write_http1(&mut out);

@@ -1,5 +1,6 @@
 //! Doors for the fuzz targets: what the gateway writes, asked for with plain types.
 
+use crate::auth;
 use crate::forward::{self, Forward};
 use crate::proxy::{Quota, over_quota};
 use bytes::BytesMut;
@@ -31,6 +32,7 @@ pub fn upstream_head(
         body_len,
         upgrade: None,
         upload: None,
+        retries: None,
     };
     let mut out = BytesMut::new();
     forward.write_http1(&mut out);
@@ -48,4 +50,9 @@ pub fn client_fields(lines: &Lines, status: StatusCode, version: Version) -> (He
 pub fn refusal(per_second: u64, burst_factor: f64, wait: Duration) -> Option<Response<Body>> {
     let rate = Rate::new(per_second, burst_factor)?;
     Some(over_quota(Quota::Tenant(0), rate, wait).into_response(&CorrId::new()))
+}
+
+/// Whether a text passes as a JWT that this set of keys signed, at second 0.
+pub fn jwt(set: &[u8], token: &str) -> bool {
+    auth::is_signed(set, token)
 }

@@ -1,23 +1,27 @@
 //! Building and running the gateway.
 
 use crate::access_log::{ACCESS_LOG, AccessLog, Sink};
+use crate::auth::{self, Auth};
+use crate::boot;
 use crate::config::{GatewaySettings, SchedFull};
 use crate::degraded::Hysteresis;
 use crate::gate::{self, Gate, WORK_LOCK};
-use crate::proxy::{COUNTERS, Proxy, upstream_tls};
+use crate::meter::COUNTERS;
+use crate::proxy::{Material, Proxy, upstream_tls};
 use crate::upstream::{BREAKER, IDLE, probe};
 use http::Method;
 use ron_kernel::bus::{KernelEvent, Next};
 use ron_kernel::channel;
 use ron_kernel::config::Prepared;
 use ron_kernel::health::Severity;
-use ron_kernel::http::{BindError, Server, bind_tcp, bind_unix, server_tasks};
+use ron_kernel::http::{BindError, Server, server_tasks};
 use ron_kernel::inventory::{ChannelKind, ChannelSpec, LockSpec, Policy, TaskSort, TaskSpec};
 use ron_kernel::kernel::{Service, config_spec, events_spec, shutdown_spec};
 use ron_kernel::node::DataDir;
 use ron_kernel::sync::Limits;
 use ron_kernel::task::TaskResult;
 use ron_kernel::tls::{TlsError, TlsServer};
+use ron_kernel::token::Verifier;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -46,16 +50,17 @@ pub(crate) static SCHED: ChannelSpec = ChannelSpec {
     consumers: &["worker"],
 };
 
-static SHUTDOWN: ChannelSpec = shutdown_spec(NAME, &["listener", "sweeper", "access_log", "housekeeping"]);
+static SHUTDOWN: ChannelSpec =
+    shutdown_spec(NAME, &["listener", "sweeper", "access_log", "housekeeping", "jwks", "strict_boot"]);
 static EVENTS: ChannelSpec = events_spec(NAME, &["housekeeping"]);
-static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping"]);
+static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping", "jwks"]);
 
 /// The gateway's declarations, for the inventory and the document.
 pub static CHANNELS: [&ChannelSpec; 6] = [&WORK, &SCHED, &ACCESS_LOG, &EVENTS, &SHUTDOWN, &CONFIG];
 pub static LOCKS: [&LockSpec; 4] = [&WORK_LOCK, &COUNTERS, &IDLE, &BREAKER];
-pub const TASKS: [TaskSpec; 13] = {
+pub const TASKS: [TaskSpec; 15] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
-    let does = "applies a new configuration, forgets addresses whose buckets are full again";
+    let does = "applies a new configuration, forgets the rates of addresses and credentials that owe nothing";
     [
         listener,
         sweeper,
@@ -85,6 +90,18 @@ pub const TASKS: [TaskSpec; 13] = {
             does: "writes a line for each request answered, until none can come any more",
         },
         TaskSpec { service: NAME, kind: "housekeeping", sort: TaskSort::Permanent, does },
+        TaskSpec {
+            service: NAME,
+            kind: "jwks",
+            sort: TaskSort::Permanent,
+            does: "fetches the keys of JWTs ahead of need",
+        },
+        TaskSpec {
+            service: NAME,
+            kind: "strict_boot",
+            sort: TaskSort::Permanent,
+            does: "with `strict_boot`: says that the service is not ready until everything behind it has been seen",
+        },
         TaskSpec {
             service: NAME,
             kind: "prober",
@@ -123,7 +140,7 @@ const OVERLOAD_LOOK: Duration = Duration::from_millis(100);
 const OVERLOAD: &str = "overload";
 
 /// How often stale buckets are dropped.
-const TRIM: Duration = Duration::from_secs(10);
+const TRIM: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
@@ -131,6 +148,8 @@ pub enum BuildError {
     Bind(String),
     #[error("gateway.tls: {0}")]
     Tls(String),
+    #[error("{0}: {1}")]
+    Auth(&'static str, String),
     #[error("gateway.access_log.file: {0:?} cannot be opened: {1}")]
     AccessLog(String, std::io::Error),
 }
@@ -165,35 +184,44 @@ impl Gateway {
         service: &Service,
         settings: &GatewaySettings,
         data: &DataDir,
+        verifier: &Verifier,
     ) -> Result<Gateway, BuildError> {
         service.declare(&SHUTDOWN, &EVENTS);
         let (config, receiver) = channel::latest(service.inventory(), &CONFIG, Arc::new(settings.clone()));
-        let plain = bind_tcp(settings.listen)?;
+        let plain = service.bind_tcp("http", settings.listen)?;
         let mut addresses = vec![("http", plain.address())];
         let mut tls = None;
         let mut listeners = vec![(plain, None)];
         if let Some(tls_settings) = &settings.tls {
             let server = TlsServer::new(tls_settings.load(data.path())?);
-            let bound = bind_tcp(tls_settings.listen)?;
+            let bound = service.bind_tcp("https", tls_settings.listen)?;
             addresses.push(("https", bound.address()));
             listeners.push((bound, Some(server.clone())));
             tls = Some(server);
         }
         if let Some(uds) = &settings.uds {
-            let bound = bind_unix(&data.join(&uds.path), !uds.allow_uids.is_empty())?;
+            let bound = service.bind_unix("uds", &data.join(&uds.path), !uds.allow_uids.is_empty())?;
             addresses.push(("uds", bound.address()));
             listeners.push((bound, None));
         }
-        let upstream_tls = upstream_tls(settings, data.path())?;
+        let material = read(service, settings, data, verifier, None)?;
         let access_log = AccessLog::start(service, open_sink(settings, data)?);
         let base = data.path().to_owned();
-        let proxy = Arc::new(Proxy::new(service, settings, base, &upstream_tls, access_log.clone()));
+        let proxy = Arc::new(Proxy::new(service, settings, base, material, access_log.clone()));
         start_scheduling(service, settings, proxy.gate());
         let probing = (service.clone(), proxy.clone());
         service.permanent("prober", 0, move || probe(probing.0.clone(), probing.1.clone()));
+        let refreshing = (service.clone(), proxy.clone(), receiver.clone());
+        service.permanent("jwks", 0, move || {
+            let (service, proxy, config) = refreshing.clone();
+            auth::refresh(service, proxy, config)
+        });
         let watching = (service.clone(), proxy.clone());
         service
             .permanent("overload_watch", 0, move || overload_watch(watching.0.clone(), watching.1.clone()));
+        if settings.strict_boot {
+            boot::begin(service, &proxy);
+        }
         serve_operators(service, &proxy);
         let server = Server::new(service, proxy, settings.server_limits());
         for (bound, tls) in listeners {
@@ -224,12 +252,17 @@ impl Gateway {
     }
 
     /// Reads what the new configuration needs; the returned step then swaps it in and cannot fail.
-    pub fn prepare(self: &Arc<Self>, settings: &GatewaySettings) -> Result<Prepared, BuildError> {
+    pub fn prepare(
+        self: &Arc<Self>,
+        settings: &GatewaySettings,
+        verifier: &Verifier,
+    ) -> Result<Prepared, BuildError> {
         let tls = match (&self.tls, &settings.tls) {
             (Some(server), Some(settings)) => Some((server.clone(), settings.load(self.data.path())?)),
             _ => None,
         };
-        let upstream_tls = upstream_tls(settings, self.data.path())?;
+        let former = self.server.handler().snapshot();
+        let material = read(&self.service, settings, &self.data, verifier, Some(former.auth()))?;
         let sink = open_sink(settings, &self.data)?;
         let (gateway, settings) = (self.clone(), settings.clone());
         Ok(Box::new(move || {
@@ -237,11 +270,28 @@ impl Gateway {
                 server.replace(config);
             }
             gateway.access_log.set_sink(sink);
-            gateway.server.handler().apply(&settings, &upstream_tls);
+            gateway.server.handler().apply(&settings, material);
             gateway.server.set_limits(settings.server_limits());
             gateway.config.send_replace(Arc::new(settings));
         }))
     }
+}
+
+/// Reads the files that the settings name.
+fn read(
+    service: &Service,
+    settings: &GatewaySettings,
+    data: &DataDir,
+    verifier: &Verifier,
+    former: Option<&Auth>,
+) -> Result<Material, BuildError> {
+    let keys = match former {
+        Some(Auth::Jwt(jwt)) => Some(jwt.keys.clone()),
+        _ => None,
+    };
+    let auth = Auth::load(service, &settings.auth, data.path(), verifier, keys)
+        .map_err(|(key, error)| BuildError::Auth(key, error))?;
+    Ok(Material { tls: upstream_tls(settings, data.path())?, auth })
 }
 
 fn open_sink(settings: &GatewaySettings, data: &DataDir) -> Result<Sink, BuildError> {

@@ -5,6 +5,8 @@
 //! itself: that is the kernel's.
 
 mod access_log;
+mod auth;
+mod boot;
 mod breaker;
 pub mod config;
 mod decode;
@@ -21,6 +23,7 @@ mod proxy;
 pub mod routes;
 mod tenants;
 mod upstream;
+mod views;
 pub mod waiters;
 
 /// What [`waiters`] takes from the platform; the loom build has its own copy of this module.

@@ -3,27 +3,30 @@
 mod explain;
 mod plan;
 mod status;
+mod view;
 mod watch;
 
 pub(crate) use plan::{Names, Quota, Seen};
 
 use crate::access_log::AccessLog;
-use crate::config::{GatewaySettings, RouteSettings};
+use crate::auth::Auth;
+use crate::config::{GatewaySettings, RouteSettings, ViewSettings};
 use crate::decode::Decoded;
 use crate::fair_queue::{Full, Shape};
 use crate::forward::{Forward, max_forwards, response_map, upgrade_of, write_response};
 use crate::gate::{Gate, Pass, Refused, Ticket};
 use crate::gateway::WORK;
 use crate::ledger::{Account, Room};
-use crate::meter::{ByteQuotas, Limit, Meter};
+use crate::meter::{Limit, Meter, Quotas};
 use crate::routes::Routes;
 use crate::tenants::{CLASS_NAMES, Caller, Tenants};
 use crate::upstream::{Charges, Failure, Loaded, Progress, Shared, Upload, Upstream, is_excused, metered};
+use crate::views::Views;
 use arc_swap::ArcSwap;
 use http::header::{ALLOW, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use http::{Method, Request, Response, StatusCode};
 use plan::{Asked, Plan};
-use ron_kernel::admission::bucket::{Keyed, Rate, Single, Verdict};
+use ron_kernel::admission::bucket::{Rate, Verdict};
 use ron_kernel::admission::client_ip::{TrustedProxies, network_of};
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::admission::decode::{DecodeError, DecodeLimits};
@@ -31,7 +34,7 @@ use ron_kernel::http::client::{Answer, CallError, Payload};
 use ron_kernel::http::{
     Body, BodyError, ConnInfo, Fields, Handler, Peer, Tunnel, TurnedAway, requests_family,
 };
-use ron_kernel::inventory::{Live, LockSpec, Policy, Probe, Row};
+use ron_kernel::inventory::{Live, Policy, Probe, Row};
 use ron_kernel::kernel::Service;
 use ron_kernel::metrics::{Counter, Family, Histogram};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID};
@@ -46,22 +49,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use view::View;
 use watch::Watch;
 
 /// Request bodies being decoded at one time.
 const DECODERS_MAX: usize = 32;
-/// Tenants whose rate is remembered.
-const TENANTS_MAX: usize = 16_384;
-/// Client addresses whose rate is remembered.
-const ADDRESSES_MAX: usize = 65_536;
-
-pub(crate) static COUNTERS: LockSpec = LockSpec {
-    service: "gateway",
-    name: "counters",
-    rank: 30,
-    guards: "the token buckets of the quotas: one for all, and a shard of those by address",
-};
-
 /// How TLS is spoken to the upstreams that want it, by name.
 pub(crate) type UpstreamTls = HashMap<String, TlsClient>;
 
@@ -71,12 +63,22 @@ pub(crate) fn upstream_tls(settings: &GatewaySettings, base: &Path) -> Result<Up
     named.map(|upstream| Ok((upstream.name.clone(), upstream.tls.load(base)?))).collect()
 }
 
+/// What the files hold that the configuration names.
+#[derive(Debug)]
+pub(crate) struct Material {
+    pub(crate) tls: UpstreamTls,
+    pub(crate) auth: Auth,
+}
+
 /// Everything that follows from one version of the configuration.
 pub(crate) struct Snapshot {
     settings: GatewaySettings,
     routes: Routes,
-    /// By route.
+    /// By route; of a view, its first part's.
     upstreams: Vec<Arc<Upstream>>,
+    /// Where a view is asked for, and what follows. In `settings` views are routes, behind the others.
+    view_paths: Views,
+    views: Vec<View>,
     named: Vec<(String, Arc<Upstream>)>,
     global: Option<Rate>,
     per_ip: Option<Rate>,
@@ -102,13 +104,10 @@ pub(crate) struct Proxy {
     gate: Arc<Gate>,
     /// Writes are shed.
     degraded: Arc<AtomicBool>,
-    per_tenant: Keyed<u32>,
-    bytes: Arc<ByteQuotas>,
+    quotas: Arc<Quotas>,
     work: Arc<Row>,
     busy: Arc<Family<Counter, 3>>,
     shared: Shared,
-    global: Single,
-    per_ip: Keyed<IpAddr>,
     rejections: Rejections,
     requests: Arc<Family<Counter, 4>>,
     latency: Arc<Family<Histogram, 3>>,
@@ -131,7 +130,7 @@ impl Proxy {
         service: &Service,
         settings: &GatewaySettings,
         base: PathBuf,
-        tls: &UpstreamTls,
+        material: Material,
         access_log: Arc<AccessLog>,
     ) -> Proxy {
         let gate = Gate::new(service.inventory(), shape_of(settings), settings.max_inflight);
@@ -158,10 +157,15 @@ impl Proxy {
                 "Cost of what was served, by tenant.",
                 ["tenant"],
             ),
+            parts: service.metrics().family(
+                "view_parts_total",
+                "Parts of views, by whether they could be had.",
+                ["view", "part", "result"],
+            ),
             ledger: Arc::default(),
         };
         shared.ledger.set_limit(settings.buffer_bytes.0);
-        let snapshot = Snapshot::new(settings, &base, tls, None, &shared);
+        let snapshot = Snapshot::new(settings, &base, material, None, &shared);
         gate.reshape(shape_of(settings), settings.max_inflight, snapshot.lanes());
         let snapshot = Arc::new(ArcSwap::from_pointee(snapshot));
         expose_snapshot(service, &snapshot);
@@ -176,13 +180,10 @@ impl Proxy {
             access_log,
             gate,
             degraded,
-            per_tenant: Keyed::new(service.inventory(), &COUNTERS, TENANTS_MAX),
-            bytes: ByteQuotas::new(service.inventory(), TENANTS_MAX, ADDRESSES_MAX),
+            quotas: Quotas::new(service),
             work,
             busy,
             shared,
-            global: Single::new(service.inventory(), &COUNTERS),
-            per_ip: Keyed::new(service.inventory(), &COUNTERS, ADDRESSES_MAX),
             rejections: Rejections::new(service),
             requests: requests_family(service),
             latency: service.metrics().family(
@@ -216,12 +217,17 @@ impl Proxy {
     }
 
     /// Swaps in a new configuration; requests under way keep the one they began with.
-    pub(crate) fn apply(&self, settings: &GatewaySettings, tls: &UpstreamTls) {
+    pub(crate) fn apply(&self, settings: &GatewaySettings, material: Material) {
         let former = self.snapshot.load();
         self.shared.ledger.set_limit(settings.buffer_bytes.0);
-        let snapshot = Snapshot::new(settings, &self.base, tls, Some(&former), &self.shared);
+        let snapshot = Snapshot::new(settings, &self.base, material, Some(&former), &self.shared);
         self.gate.reshape(shape_of(settings), settings.max_inflight, snapshot.lanes());
         self.snapshot.store(Arc::new(snapshot));
+    }
+
+    /// What follows from the configuration in force.
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.load_full()
     }
 
     /// The upstreams in force, by name.
@@ -229,13 +235,9 @@ impl Proxy {
         self.snapshot.load().named.clone()
     }
 
-    /// Forgets the addresses whose buckets are full again.
+    /// Forgets what need not be remembered of rates.
     pub(crate) fn trim(&self, now: Instant) {
-        let rate = self.snapshot.load().per_ip.unwrap_or(Rate { per_second: 1.0, burst: 0.0 });
-        self.per_ip.trim(rate, now);
-        let quotas = &self.snapshot.load().settings.quotas;
-        let rate = Rate::new(quotas.per_ip_bps, quotas.burst_factor);
-        self.bytes.trim(rate.unwrap_or(Rate { per_second: 1.0, burst: 0.0 }), now);
+        self.quotas.trim(&self.snapshot.load().settings.quotas, now);
     }
 
     async fn answer(
@@ -259,6 +261,11 @@ impl Proxy {
             snapshot.plan(&asked, sender, seen, &mut take)?
         };
         let Plan { index, route, caller, budget, request_cost, .. } = plan;
+        let account = snapshot.account(&caller)?;
+        if let Some(view) = snapshot.view(index) {
+            seen.admitted = Some(Instant::now());
+            return self.hydrate(request, conn, corr, snapshot, &plan, view).await;
+        }
         let upstream = &snapshot.upstreams[index];
         let ticket = Ticket {
             lane: upstream.lane,
@@ -267,26 +274,7 @@ impl Proxy {
             cost: route.cost.saturating_mul(request_cost),
             deadline: budget.until,
         };
-        let number = caller.configured.unwrap_or(snapshot.settings.tenants.len());
-        let account = snapshot.accounts[number].clone();
-        match account.room(&snapshot.accounts) {
-            Room::Fine => {}
-            Room::OverShare(share) => {
-                let rejection = Rejection::new(Reason::Busy, "your share of the buffers is full");
-                let (policy, state) = (format!("\"buffers\";q={share}"), "\"buffers\";r=0;t=1".to_owned());
-                return Err(with_rate_limit(rejection.retry_after(1), policy, state));
-            }
-            Room::Full => {
-                return Err(Rejection::new(Reason::Shed, "the buffers are full").retry_after(1));
-            }
-        }
-        let standing = snapshot.tenants.standing(&caller);
-        let entered = if snapshot.settings.fair_queue.enabled {
-            self.gate.enter(ticket, &upstream.permits, standing).await
-        } else {
-            self.gate.try_enter(ticket, &upstream.permits, standing).ok_or(Refused::Lost)
-        };
-        let mut pass = entered.map_err(|refused| self.not_admitted(refused, route))?;
+        let mut pass = self.enter(ticket, upstream, snapshot, &plan).await?;
         seen.admitted = Some(Instant::now());
         let upgrade = upgrade_of(&request);
         let (request, upload) = self.measured(request, snapshot, &plan, seen.client, &mut pass);
@@ -298,6 +286,23 @@ impl Proxy {
         let passing = Passing { trusted, budget, pass, request_cost, upgrade, upload, account };
         // Boxed: a connection at rest, and a request that is refused, need none of its room.
         Box::pin(self.forward(request, conn, corr, snapshot, index, passing)).await
+    }
+
+    /// Lets a request in when it may call the upstream.
+    async fn enter(
+        &self,
+        ticket: Ticket,
+        upstream: &Upstream,
+        snapshot: &Snapshot,
+        plan: &Plan<'_>,
+    ) -> Result<Pass, Rejection> {
+        let standing = snapshot.tenants.standing(&plan.caller);
+        let entered = if snapshot.settings.fair_queue.enabled {
+            self.gate.enter(ticket, &upstream.permits, standing).await
+        } else {
+            self.gate.try_enter(ticket, &upstream.permits, standing).ok_or(Refused::Lost)
+        };
+        entered.map_err(|refused| self.not_admitted(refused, plan.route))
     }
 
     /// Has the request's bytes counted: what was taken for its body is replaced in the end by what came of it.
@@ -318,7 +323,7 @@ impl Proxy {
         }
         if upload.is_some() || tenant.is_some() || ip.is_some() {
             let body = upload.clone().map(|upload| (taken_for, upload));
-            let (quotas, factor) = (self.bytes.clone(), plan.route.cost);
+            let (quotas, factor) = (self.quotas.clone(), plan.route.cost);
             pass.measure(Meter { quotas, tenant, ip, factor, fixed, body });
         }
         (request, upload)
@@ -326,14 +331,7 @@ impl Proxy {
 
     /// Takes a request's part from a quota.
     fn take(&self, quota: Quota, rate: Rate, now: Instant) -> Result<(), Rejection> {
-        let verdict = match quota {
-            Quota::Ip(ip) => self.per_ip.take(&network_of(ip), 1.0, rate, now),
-            Quota::Global => self.global.take(1.0, rate, now),
-            Quota::Tenant(tenant) => self.per_tenant.take(&tenant, 1.0, rate, now),
-            Quota::IpBytes(ip) => self.bytes.owes_ip(ip, rate, now),
-            Quota::TenantBytes(tenant) => self.bytes.owes_tenant(tenant, rate, now),
-        };
-        match verdict {
+        match self.quotas.take(quota, rate, now) {
             Verdict::Empty { wait } => Err(over_quota(quota, rate, wait)),
             Verdict::Taken { .. } => Ok(()),
         }
@@ -385,10 +383,12 @@ impl Proxy {
             body_len,
             upgrade: passing.upgrade.clone(),
             upload: passing.upload.clone(),
+            retries: None,
         };
         let silence = snapshot.settings.idle_timeout.0;
-        let (answer, loaded) =
-            self.call(&snapshot.upstreams[index], &head, &mut body, silence, passing.budget, route).await?;
+        let (answer, loaded) = self
+            .call(&snapshot.upstreams[index], &head, &mut body, silence, passing.budget, &route.upstream)
+            .await?;
         let Answer { status, version, fields, payload } = answer;
         let mut headers = HeaderMap::new();
         let (cost, factor) = (passing.request_cost, route.cost);
@@ -436,7 +436,7 @@ impl Proxy {
         body: &mut Option<Body>,
         silence: Duration,
         budget: Budget,
-        route: &RouteSettings,
+        name: &str,
     ) -> Result<(Answer, Loaded), Rejection> {
         let request = head.request;
         let repeatable = request.method.is_idempotent() || request.headers.contains_key("idempotency-key");
@@ -474,7 +474,7 @@ impl Proxy {
                 }
                 // What the client did wrong is not held against the upstream, nor is a protocol that it does not know.
                 Err(Failure::Call(error)) if is_excused(error, head) => {
-                    return outcome.map_err(|failure| refusal(failure, &route.upstream));
+                    return outcome.map_err(|failure| refusal(failure, name));
                 }
                 Err(Failure::NoServer) => (true, false),
                 Err(_) => (true, true),
@@ -484,9 +484,10 @@ impl Proxy {
             let may_repeat = again && repeatable && (body.is_some() || head.body_len == Some(0));
             let delay = (may_repeat && attempt < upstream.retry.tries)
                 .then(|| backoff(upstream.retry.base.0, upstream.retry.cap.0, attempt))
-                .filter(|delay| budget.remaining(Instant::now()) > *delay && upstream.spend_retry());
+                .filter(|delay| budget.remaining(Instant::now()) > *delay)
+                .filter(|_| head.take_retry() && upstream.spend_retry());
             let Some(delay) = delay else {
-                return outcome.map_err(|failure| refusal(failure, &route.upstream));
+                return outcome.map_err(|failure| refusal(failure, name));
             };
             drop(outcome);
             self.retries.inc();
@@ -541,7 +542,7 @@ impl Snapshot {
     fn new(
         settings: &GatewaySettings,
         base: &Path,
-        tls: &UpstreamTls,
+        Material { tls, auth }: Material,
         former: Option<&Snapshot>,
         shared: &Shared,
     ) -> Snapshot {
@@ -562,26 +563,61 @@ impl Snapshot {
             lanes[lane] = Arc::downgrade(&made.permits);
             named.push((upstream.name.clone(), Arc::new(made)));
         }
-        let of_route = |route: &RouteSettings| {
-            let found = named.iter().find(|(name, _)| *name == route.upstream);
-            found.expect("validation refused routes without an upstream").1.clone()
+        let by_name = |name: &str| {
+            let found = named.iter().find(|(known, _)| *known == name);
+            found.expect("validation refused routes and views without an upstream").1.clone()
         };
+        let views: Vec<View> =
+            settings.views.iter().map(|view| View::new(view, by_name, &shared.parts)).collect();
+        let upstreams = settings.routes.iter().map(|route| by_name(&route.upstream));
+        let upstreams = upstreams.chain(views.iter().map(|view| view.first().clone())).collect();
+        let mut with_views = settings.clone();
+        with_views.routes.extend(settings.views.iter().map(ViewSettings::as_route));
         let quotas = &settings.quotas;
         Snapshot {
             routes: Routes::new(&settings.routes),
-            upstreams: settings.routes.iter().map(of_route).collect(),
+            view_paths: Views::new(&settings.views),
+            views,
+            upstreams,
             global: Rate::new(quotas.global_rps, quotas.burst_factor),
             per_ip: Rate::new(quotas.per_ip_rps, quotas.burst_factor),
             named,
-            tenants: Tenants::new(settings, former.map(|former| &former.tenants), &shared.served),
+            tenants: Tenants::new(settings, auth, former.map(|former| &former.tenants), &shared.served),
             lanes,
             accounts: shared.ledger.accounts(
                 settings.tenants.iter().map(|tenant| tenant.id.as_str()).chain(["other"]),
                 former.map_or(&[], |former| &former.accounts),
             ),
             trusted: settings.server_limits().trusted_proxies,
-            settings: settings.clone(),
+            settings: with_views,
         }
+    }
+
+    /// What is decided about a view, by its number among the routes.
+    fn view(&self, index: usize) -> Option<&View> {
+        self.views.get(index.checked_sub(self.settings.routes.len() - self.views.len())?)
+    }
+
+    /// The caller's account, if it has room for another request.
+    fn account(&self, caller: &Caller) -> Result<Arc<Account>, Rejection> {
+        let account = &self.accounts[caller.configured.unwrap_or(self.settings.tenants.len())];
+        match account.room(&self.accounts) {
+            Room::Fine => Ok(account.clone()),
+            Room::OverShare(share) => {
+                let rejection = Rejection::new(Reason::Busy, "your share of the buffers is full");
+                let (policy, state) = (format!("\"buffers\";q={share}"), "\"buffers\";r=0;t=1".to_owned());
+                Err(with_rate_limit(rejection.retry_after(1), policy, state))
+            }
+            Room::Full => Err(Rejection::new(Reason::Shed, "the buffers are full").retry_after(1)),
+        }
+    }
+
+    pub(crate) fn is_strict(&self) -> bool {
+        self.settings.strict_boot
+    }
+
+    pub(crate) fn auth(&self) -> &Auth {
+        self.tenants.auth()
     }
 
     fn ip_bytes(&self, client: Option<IpAddr>) -> Limit<IpAddr> {
@@ -745,6 +781,12 @@ fn expose_snapshot(service: &Service, snapshot: &Arc<ArcSwap<Snapshot>>) {
     service.metrics().computed("fq_queued", help, "gauge", move |rows| {
         for (tenant, queued) in seen.load().tenants.queued() {
             rows.row(&[("tenant", tenant)], queued);
+        }
+    });
+    let (seen, name) = (snapshot.clone(), service.name());
+    service.metrics().computed("jwks_keys", "Keys that JWTs are checked with.", "gauge", move |rows| {
+        if let Auth::Jwt(jwt) = seen.load().auth() {
+            rows.row(&[("service", name)], jwt.keys.count());
         }
     });
     let seen = snapshot.clone();

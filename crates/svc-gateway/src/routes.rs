@@ -119,6 +119,11 @@ impl Routes {
         self.hosts.keys().any(|host| !host.is_empty())
     }
 
+    /// Whether a route is for exactly this path, on any host.
+    pub fn has_exact(&self, path: &str) -> bool {
+        self.hosts.values().any(|paths| paths.exact.contains_key(path))
+    }
+
     /// The route of a request. `host` is without its port and in lower case.
     pub fn find(&self, host: &str, path: &str, method: &Method) -> Found {
         let wildcard = host.find('.').map(|dot| &host[dot..]);
@@ -224,7 +229,7 @@ fn overlap(a: &RouteSettings, b: &RouteSettings) -> bool {
     a.methods.is_empty() || b.methods.is_empty() || a.methods.iter().any(|method| b.methods.contains(method))
 }
 
-fn check_path(path: &str, at: &str, problems: &mut Problems) {
+pub(crate) fn check_path(path: &str, at: &str, problems: &mut Problems) {
     let body = path.strip_suffix("/*").unwrap_or(path);
     if !path.starts_with('/') {
         problems.add(format!("{at}.path"), format!("{path:?} does not begin with /"));
@@ -264,6 +269,18 @@ pub fn plain(path: &str) -> Option<Cow<'_, str>> {
         out.push_str(&part[2..]);
     }
     Some(Cow::Owned(out))
+}
+
+/// The bytes that a part of a path stands for. What is no escape stands for itself.
+pub(crate) fn unescaped(text: &str) -> impl Iterator<Item = u8> {
+    let mut rest = text.as_bytes();
+    std::iter::from_fn(move || {
+        let (first, after) = rest.split_first()?;
+        let digits = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok()).filter(|_| *first == b'%');
+        let byte = digits.and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        rest = if byte.is_some() { &after[2..] } else { after };
+        Some(byte.unwrap_or(*first))
+    })
 }
 
 /// Whether a path could mean another one to the upstream: `.` or `..` as a segment, plain or encoded.

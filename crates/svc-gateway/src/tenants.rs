@@ -1,21 +1,26 @@
 //! Who is calling: class, tenant and share, decided locally and in constant time.
 
-use crate::config::{AuthMode, ClassName, GatewaySettings, RouteAuth, RouteSettings, TenantSettings};
+use crate::auth::{Auth, challenge};
+use crate::config::{ClassName, GatewaySettings, RouteAuth, RouteSettings, TenantSettings};
 use crate::fair_queue::Tenant;
 use crate::gate::Standing;
-use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, WWW_AUTHENTICATE};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use ron_kernel::admission::client_ip::network_of;
+use ron_kernel::config::Secret;
 use ron_kernel::metrics::{Counter, Family};
 use ron_kernel::problem::Rejection;
 use ron_kernel::reason::Reason;
+use ron_kernel::token::{Opened, Verifier, Wish};
 use sha2::{Digest as _, Sha256};
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
-const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// What the gateway calls itself in capabilities.
+const AUDIENCE: &str = "gateway";
 
 /// Callers without a tenant of their own share this many per class, by address, so that one of them floods its own
 /// bucket and not all the others'.
@@ -30,9 +35,11 @@ pub(crate) struct Caller {
     pub(crate) quantum: u64,
     /// Index of the configured tenant.
     pub(crate) configured: Option<usize>,
+    /// What its credentials are counted as; none if it has none.
+    pub(crate) capability: Option<u64>,
 }
 
-/// What the connection says of its client.
+/// What is known of a client and of what it wants, beside its fields.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct From<'a> {
     /// `None`: over the Unix socket.
@@ -41,6 +48,18 @@ pub(crate) struct From<'a> {
     pub(crate) names: &'a [Box<str>],
     /// It is a trusted proxy.
     pub(crate) trusted: bool,
+    pub(crate) method: &'a str,
+    pub(crate) path: &'a str,
+    /// Seconds since 1970.
+    pub(crate) now: u64,
+}
+
+/// Who good credentials belong to.
+#[derive(Clone, Copy, Debug)]
+struct Identity {
+    /// Index of the configured tenant.
+    configured: Option<usize>,
+    capability: u64,
 }
 
 /// The tenants of one version of the configuration.
@@ -49,10 +68,12 @@ pub(crate) struct Tenants {
     known: Vec<Known>,
     by_name: HashMap<String, usize>,
     next_number: u32,
-    mode: AuthMode,
+    auth: Auth,
     by_key: HashMap<[u8; 32], usize>,
     by_header: Vec<(HeaderName, HeaderValue, usize)>,
     by_san: HashMap<String, usize>,
+    /// By name, then by value.
+    by_claim: HashMap<String, HashMap<String, usize>>,
     /// Standings of the buckets that strangers share.
     strangers: Vec<Arc<Standing>>,
     hasher: RandomState,
@@ -67,6 +88,8 @@ struct Known {
     number: u32,
     class: u8,
     quantum: u64,
+    /// What its keys and certificates allow.
+    scopes: Vec<String>,
     standing: Arc<Standing>,
 }
 
@@ -74,6 +97,7 @@ impl Tenants {
     /// Tenants that `former` knew keep their numbers and standing, and strangers their buckets.
     pub(crate) fn new(
         settings: &GatewaySettings,
+        auth: Auth,
         former: Option<&Tenants>,
         served: &Family<Counter, 1>,
     ) -> Tenants {
@@ -89,19 +113,26 @@ impl Tenants {
                 }
             };
             let (class, quantum) = (class_index(tenant.class), tenant.quantum);
-            Known { name: tenant.id.clone(), number, class, quantum, standing }
+            let (name, scopes) = (tenant.id.clone(), tenant.scopes.clone());
+            Known { name, number, class, quantum, scopes, standing }
         };
         let known: Vec<Known> = settings.tenants.iter().map(&mut known).collect();
         let strangers = || {
             let served = served.with(["other"]);
             (0..BUCKETS).map(|_| Arc::new(Standing::new(served.clone()))).collect()
         };
-        let keys = |(index, keys): (usize, &Vec<String>)| {
-            keys.iter().filter_map(|key| parse_key(key)).map(move |hash| (hash, index)).collect::<Vec<_>>()
+        let keys = |(index, keys): (usize, &Vec<Secret>)| {
+            keys.iter().filter_map(|key| parse_key(&key.0)).map(move |hash| (hash, index)).collect::<Vec<_>>()
         };
         let all = || settings.tenants.iter().enumerate();
+        let mut by_claim: HashMap<String, HashMap<String, usize>> = HashMap::new();
+        for (index, tenant) in all() {
+            if let Some((name, value)) = parse_claim(&tenant.r#match.claim) {
+                by_claim.entry(name.to_owned()).or_default().insert(value.to_owned(), index);
+            }
+        }
         Tenants {
-            mode: settings.auth.mode,
+            auth,
             by_key: all().flat_map(|(index, tenant)| keys((index, &tenant.keys))).collect(),
             by_header: all()
                 .filter_map(|(index, tenant)| {
@@ -112,6 +143,7 @@ impl Tenants {
                 .filter(|(_, tenant)| !tenant.r#match.san.is_empty())
                 .map(|(index, tenant)| (plain_name(&tenant.r#match.san), index))
                 .collect(),
+            by_claim,
             by_name: all().map(|(index, tenant)| (tenant.id.clone(), index)).collect(),
             known,
             next_number,
@@ -127,30 +159,40 @@ impl Tenants {
         route: &RouteSettings,
         from: From<'_>,
     ) -> Result<Caller, Rejection> {
-        let From { client, names, trusted } = from;
-        let certified = || names.iter().find_map(|name| self.by_san.get(&**name)).copied();
-        let configured = match self.credentials(headers, route, certified)? {
-            Some(index) => Some(index),
-            None if trusted => {
+        let identity = self.identify(headers, route, from)?;
+        let configured = match identity {
+            Some(identity) => identity.configured,
+            None if from.trusted => {
                 let named = self.by_header.iter().find(|(name, value, _)| headers.get(name) == Some(value));
                 named.map(|(_, _, index)| *index)
             }
             None => None,
         };
-        let over = class_of(&route.class);
+        let (over, capability) = (class_of(&route.class), identity.map(|identity| identity.capability));
         Ok(match configured {
             Some(index) => {
                 let Known { number: id, class, quantum, .. } = self.known[index];
-                Caller { tenant: Tenant { class: over.unwrap_or(class), id }, quantum, configured }
+                let tenant = Tenant { class: over.unwrap_or(class), id };
+                Caller { tenant, quantum, configured, capability }
             }
             None => {
                 // Over the Unix socket there is no address: that is this machine.
-                let class = over.unwrap_or(if client.is_none() { 2 } else { 0 });
+                let own = match (from.client, capability) {
+                    (None, _) => 2,
+                    (Some(_), Some(_)) => 1,
+                    (Some(_), None) => 0,
+                };
+                let hash = capability.unwrap_or_else(|| self.hasher.hash_one(from.client.map(network_of)));
                 #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
-                let bucket = self.hasher.hash_one(client.map(network_of)) as u32 % BUCKETS;
-                Caller { tenant: Tenant { class, id: u32::MAX - bucket }, quantum: 1, configured: None }
+                let bucket = hash as u32 % BUCKETS;
+                let tenant = Tenant { class: over.unwrap_or(own), id: u32::MAX - bucket };
+                Caller { tenant, quantum: 1, configured: None, capability }
             }
         })
+    }
+
+    pub(crate) fn auth(&self) -> &Auth {
+        &self.auth
     }
 
     pub(crate) fn standing(&self, caller: &Caller) -> &Arc<Standing> {
@@ -173,38 +215,97 @@ impl Tenants {
         (Tenant { class, id }, quantum)
     }
 
-    /// The tenant that the credentials belong to: a key, or else a certificate. `None` if there are none and none are
-    /// needed.
-    fn credentials(
+    /// Whose the credentials are: a key or token, or else a certificate. `None` if there are none and none are needed.
+    fn identify(
         &self,
         headers: &HeaderMap,
         route: &RouteSettings,
-        certified: impl Fn() -> Option<usize>,
-    ) -> Result<Option<usize>, Rejection> {
-        if self.mode == AuthMode::None || route.auth == RouteAuth::None {
-            return Ok(certified());
+        from: From<'_>,
+    ) -> Result<Option<Identity>, Rejection> {
+        let sent = if route.auth == RouteAuth::None { None } else { self.auth.sent(headers) };
+        if let Some(sent) = sent {
+            return self.prove(sent, route, from).map(Some);
         }
-        let challenge =
-            |rejection: Rejection| rejection.header(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        let bearer = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-        let Some(key) = headers.get(X_API_KEY).map(HeaderValue::as_bytes).or(bearer) else {
-            let certified = certified();
-            return if certified.is_none() && route.auth == RouteAuth::Required {
-                Err(challenge(Rejection::new(
-                    Reason::Unauth,
-                    "send an API key as X-Api-Key or Authorization: Bearer",
-                )))
-            } else {
-                Ok(certified)
-            };
-        };
-        // Looked up by hash: nothing about a key can be learned from the time it takes.
-        let hash: [u8; 32] = Sha256::digest(key).into();
-        match self.by_key.get(&hash) {
-            Some(index) => Ok(Some(*index)),
-            None => Err(challenge(Rejection::new(Reason::TokenInvalid, "the API key is not known"))),
+        let certified = from.names.iter().find_map(|name| Some((name, *self.by_san.get(&**name)?)));
+        if let Some((name, index)) = certified {
+            self.require_scopes(index, route)?;
+            return Ok(Some(Identity { configured: Some(index), capability: self.number("name", name) }));
+        }
+        let needed = route.auth == RouteAuth::Required || !route.scopes.is_empty();
+        match from.client {
+            // Its user id is known, and may connect: that is who it is, and it says nothing of scopes.
+            None if route.scopes.is_empty() => Ok(None),
+            None => Err(forbidden()),
+            Some(_) if needed => Err(challenge(Reason::Unauth, self.auth.wanted())),
+            Some(_) => Ok(None),
         }
     }
+
+    /// Whose a key or token is, if it is good and allows this.
+    fn prove(&self, sent: &[u8], route: &RouteSettings, from: From<'_>) -> Result<Identity, Rejection> {
+        match &self.auth {
+            Auth::None | Auth::ApiKey => {
+                // Looked up by hash: nothing about a key can be learned from the time it takes.
+                let hash: [u8; 32] = Sha256::digest(sent).into();
+                let found = self.by_key.get(&hash).copied();
+                let index =
+                    found.ok_or_else(|| challenge(Reason::TokenInvalid, "the API key is not known"))?;
+                self.require_scopes(index, route)?;
+                Ok(Identity { configured: Some(index), capability: self.number("key", hash) })
+            }
+            Auth::Jwt(jwt) => {
+                let claims = jwt.check(sent, from.now)?;
+                if !route.scopes.iter().all(|scope| claims.has_scope(scope)) {
+                    return Err(forbidden());
+                }
+                let configured = self.by_claim.iter().find_map(|(name, values)| {
+                    claims.words(name).find_map(|value| values.get(&*value).copied())
+                });
+                // A subject counts as one, however many tokens it gets.
+                let capability = match claims.text("sub") {
+                    Some(subject) => self.number("subject", (claims.text("iss"), subject)),
+                    None => self.number("token", sent),
+                };
+                Ok(Identity { configured, capability })
+            }
+            Auth::Biscuit(verifier) => {
+                let opened = admit(verifier, sent, route, from).map_err(|reason| match reason {
+                    Reason::Forbidden => forbidden(),
+                    Reason::TokenExpired => challenge(reason, "the capability has expired"),
+                    Reason::TokenAudience => challenge(reason, "the capability is for another service"),
+                    Reason::TokenRevoked => challenge(reason, "the capability is revoked"),
+                    _ => challenge(Reason::TokenInvalid, "this is no capability signed by a trusted key"),
+                })?;
+                let named = opened.tenant().ok().flatten();
+                let configured = named.and_then(|name| self.by_name.get(&name).copied());
+                Ok(Identity { configured, capability: self.number("capability", opened.origin()) })
+            }
+        }
+    }
+
+    /// A number for what somebody is known by.
+    fn number(&self, kind: &str, name: impl Hash) -> u64 {
+        self.hasher.hash_one((kind, name))
+    }
+
+    /// Whether a tenant's keys and certificates allow what the route wants.
+    fn require_scopes(&self, index: usize, route: &RouteSettings) -> Result<(), Rejection> {
+        let has = &self.known[index].scopes;
+        if route.scopes.iter().all(|scope| has.contains(scope)) { Ok(()) } else { Err(forbidden()) }
+    }
+}
+
+/// A capability that allows a request of this route.
+fn admit(verifier: &Verifier, sent: &[u8], route: &RouteSettings, from: From<'_>) -> Result<Opened, Reason> {
+    let token = std::str::from_utf8(sent).map_err(|_bad| Reason::TokenInvalid)?;
+    let opened = verifier.open(token)?;
+    let wish = Wish { scope: "", method: from.method, path: from.path, audience: AUDIENCE };
+    opened.allows_all(&route.scopes, wish, UNIX_EPOCH + Duration::from_secs(from.now))?;
+    Ok(opened)
+}
+
+fn forbidden() -> Rejection {
+    challenge(Reason::Forbidden, "these credentials do not allow this here")
 }
 
 fn class_index(class: ClassName) -> u8 {
@@ -235,6 +336,11 @@ fn plain_name(name: &str) -> String {
     if name.contains("://") { name.to_owned() } else { name.to_ascii_lowercase() }
 }
 
+/// `name=value` as a claim.
+pub(crate) fn parse_claim(text: &str) -> Option<(&str, &str)> {
+    text.split_once('=').filter(|(name, _)| !name.is_empty())
+}
+
 /// `name=value` as a header.
 pub(crate) fn parse_header(text: &str) -> Option<(HeaderName, HeaderValue)> {
     let (name, value) = text.split_once('=')?;
@@ -244,8 +350,11 @@ pub(crate) fn parse_header(text: &str) -> Option<(HeaderName, HeaderValue)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{AuthSettings, MatchSettings};
+    use crate::config::MatchSettings;
+    use ron_kernel::key::PrivateKey;
     use ron_kernel::metrics::Metrics;
+    use ron_kernel::token::{Grant, Revocations, inspect};
+    use std::time::SystemTime;
 
     fn key_of(key: &str) -> String {
         let hash: [u8; 32] = Sha256::digest(key).into();
@@ -257,21 +366,29 @@ mod tests {
     }
 
     fn tenants() -> Tenants {
+        tenants_with(Auth::ApiKey)
+    }
+
+    fn tenants_with(auth: Auth) -> Tenants {
         let acme = TenantSettings {
             id: "acme".into(),
             quantum: 3,
-            keys: vec![key_of("k1")],
+            keys: vec![Secret(key_of("k1"))],
+            scopes: vec!["read".into(), "write".into()],
             ..TenantSettings::default()
         };
         let beta = TenantSettings {
             id: "beta".into(),
             class: ClassName::Internal,
-            r#match: MatchSettings { header: "x-tenant=beta".into(), san: "spiffe://org/beta".into() },
+            r#match: MatchSettings {
+                header: "x-tenant=beta".into(),
+                san: "spiffe://org/beta".into(),
+                claim: String::new(),
+            },
             ..TenantSettings::default()
         };
-        let auth = AuthSettings { mode: AuthMode::ApiKey };
-        let settings = GatewaySettings { tenants: vec![acme, beta], auth, ..GatewaySettings::default() };
-        Tenants::new(&settings, None, &served())
+        let settings = GatewaySettings { tenants: vec![acme, beta], ..GatewaySettings::default() };
+        Tenants::new(&settings, auth, None, &served())
     }
 
     fn ask(
@@ -284,7 +401,7 @@ mod tests {
         if let Some((name, value)) = field {
             headers.insert(name, HeaderValue::from_static(value));
         }
-        let from = From { client: "192.0.2.1".parse().ok(), trusted, names: &[] };
+        let from = From { client: "192.0.2.1".parse().ok(), trusted, ..From::default() };
         tenants().caller(&headers, &route, from).map_err(|rejection| rejection.reason)
     }
 
@@ -292,7 +409,8 @@ mod tests {
     fn keys_lead_to_tenants_and_wrong_ones_nowhere() {
         let acme = ask(RouteAuth::Required, Some(("x-api-key", "k1")), false).unwrap();
         assert_eq!((acme.tenant, acme.quantum), (Tenant { class: 1, id: 1 }, 3));
-        assert_eq!(ask(RouteAuth::Optional, Some(("authorization", "Bearer k1")), false), Ok(acme));
+        let bearer = ask(RouteAuth::Optional, Some(("authorization", "Bearer k1")), false).unwrap();
+        assert_eq!((bearer.tenant, bearer.configured), (acme.tenant, acme.configured));
         assert_eq!(ask(RouteAuth::Required, None, false), Err(Reason::Unauth));
         assert_eq!(ask(RouteAuth::Optional, Some(("x-api-key", "k2")), false), Err(Reason::TokenInvalid));
         assert_eq!(ask(RouteAuth::None, Some(("x-api-key", "k2")), false).unwrap().tenant.class, 0);
@@ -308,12 +426,12 @@ mod tests {
     #[test]
     fn a_certificate_is_as_good_as_a_key_and_a_key_goes_before_it() {
         let names = ["other.org".into(), "spiffe://org/beta".into()];
-        let from = From { client: "192.0.2.1".parse().ok(), names: &names, trusted: false };
+        let from = From { client: "192.0.2.1".parse().ok(), names: &names, ..From::default() };
         let route = RouteSettings { auth: RouteAuth::Required, ..RouteSettings::default() };
         let caller = |headers: &HeaderMap, from: From<'_>| tenants().caller(headers, &route, from).unwrap();
         assert_eq!(caller(&HeaderMap::new(), from).configured, Some(1));
         let mut key = HeaderMap::new();
-        key.insert(X_API_KEY, HeaderValue::from_static("k1"));
+        key.insert("x-api-key", HeaderValue::from_static("k1"));
         assert_eq!(caller(&key, from).configured, Some(0));
         let stranger = From { names: &names[..1], ..from };
         let refused = tenants().caller(&HeaderMap::new(), &route, stranger).unwrap_err();
@@ -321,11 +439,72 @@ mod tests {
     }
 
     #[test]
+    fn scopes_are_needed_of_keys_and_certificates_and_nobody_has_them_without() {
+        let route = |scopes: &[&str]| {
+            let scopes = scopes.iter().map(|scope| (*scope).to_owned()).collect();
+            RouteSettings { scopes, ..RouteSettings::default() }
+        };
+        let names = ["spiffe://org/beta".into()];
+        let mut key = HeaderMap::new();
+        key.insert("x-api-key", HeaderValue::from_static("k1"));
+        let ask = |headers: &HeaderMap, scopes: &[&str], names: &[Box<str>], client: Option<&str>| {
+            let client = client.map(|ip| ip.parse().unwrap());
+            let from = From { client, names, ..From::default() };
+            let caller = tenants().caller(headers, &route(scopes), from);
+            caller.map(|caller| caller.configured).map_err(|rejection| rejection.reason)
+        };
+        let (none, remote) = (HeaderMap::new(), Some("192.0.2.1"));
+        assert_eq!(ask(&key, &["read", "write"], &[], remote), Ok(Some(0)));
+        assert_eq!(ask(&key, &["read", "admin"], &[], remote), Err(Reason::Forbidden));
+        assert_eq!(ask(&none, &["read"], &names, remote), Err(Reason::Forbidden));
+        assert_eq!(ask(&none, &["read"], &[], remote), Err(Reason::Unauth));
+        assert_eq!(ask(&none, &["read"], &[], None), Err(Reason::Forbidden));
+        assert_eq!(ask(&none, &[], &[], None), Ok(None), "a local user is known by its id");
+    }
+
+    #[test]
+    fn a_capability_leads_to_its_tenant_and_each_of_its_limits_refuses() {
+        let (signing, now) = (PrivateKey::generate().unwrap(), SystemTime::now());
+        let seconds = now.duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let grant = Grant { scopes: vec!["read".into()], tenant: Some("acme".into()), ..Grant::default() };
+        let good = grant.mint(&signing, now).unwrap();
+        let lost = grant.mint(&signing, now).unwrap();
+        let list = Revocations::parse(&inspect(&lost).unwrap()[0].id).unwrap();
+        let verifier = Verifier::new(&[signing.public()]).without(Arc::new(list));
+        let tenants = tenants_with(Auth::Biscuit(verifier));
+        let route = RouteSettings { scopes: vec!["read".into()], ..RouteSettings::default() };
+        let ask = |token: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("authorization", HeaderValue::try_from(format!("Bearer {token}")).unwrap());
+            let client = "192.0.2.1".parse().ok();
+            let from = From { client, method: "GET", path: "/a/b", now: seconds, ..From::default() };
+            tenants.caller(&headers, &route, from).map_err(|rejection| rejection.reason)
+        };
+        let narrow = |limits: Grant| limits.attenuate(&good, now).unwrap();
+        let caller = ask(&good).unwrap();
+        assert_eq!((caller.configured, caller.tenant.class), (Some(0), 1));
+        let narrowed = narrow(Grant { path_prefix: Some("/a/".into()), ..Grant::default() });
+        assert_eq!(ask(&narrowed), Ok(caller), "it counts as the one it was narrowed from");
+        let check = |limits: Grant, reason: Reason| assert_eq!(ask(&narrow(limits)), Err(reason));
+        check(Grant { path_prefix: Some("/b".into()), ..Grant::default() }, Reason::Forbidden);
+        check(Grant { method: Some("PUT".into()), ..Grant::default() }, Reason::Forbidden);
+        check(Grant { tenant: Some("beta".into()), ..Grant::default() }, Reason::Forbidden);
+        check(Grant { audience: Some("edge".into()), ..Grant::default() }, Reason::TokenAudience);
+        check(Grant { ttl: Some(Duration::ZERO), ..Grant::default() }, Reason::TokenExpired);
+        assert_eq!(ask(&lost), Err(Reason::TokenRevoked));
+        assert_eq!(ask("x"), Err(Reason::TokenInvalid));
+        let stranger = Grant { tenant: Some("nobody".into()), ..grant }.mint(&signing, now).unwrap();
+        let caller = ask(&stranger).unwrap();
+        assert_eq!((caller.configured, caller.tenant.class), (None, 1), "known, if not as a tenant");
+    }
+
+    #[test]
     fn a_number_belongs_to_a_name_for_good() {
         let named = |names: &[&str], former: Option<&Tenants>| {
             let tenant = |id: &&str| TenantSettings { id: (*id).into(), ..TenantSettings::default() };
             let tenants = names.iter().map(tenant).collect();
-            Tenants::new(&GatewaySettings { tenants, ..GatewaySettings::default() }, former, &served())
+            let settings = GatewaySettings { tenants, ..GatewaySettings::default() };
+            Tenants::new(&settings, Auth::None, former, &served())
         };
         let number = |tenants: &Tenants, name: &str| tenants.known[tenants.by_name[name]].number;
         let first = named(&["a", "b"], None);

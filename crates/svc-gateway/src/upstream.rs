@@ -45,6 +45,8 @@ pub(crate) struct Shared {
     pub(crate) connect_timeouts: Counter,
     pub(crate) latency: Arc<Family<Histogram, 1>>,
     pub(crate) served: Arc<Family<Counter, 1>>,
+    /// `view_parts_total`.
+    pub(crate) parts: Arc<Family<Counter, 3>>,
     pub(crate) ledger: Arc<Ledger>,
 }
 

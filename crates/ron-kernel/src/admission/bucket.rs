@@ -5,7 +5,7 @@ use crate::lock::Lock;
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hash};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use std::time::{Duration, Instant};
 
@@ -100,6 +100,8 @@ pub struct Keyed<K> {
     shards: Vec<Lock<HashMap<K, Bucket>>>,
     hasher: RandomState,
     keys_per_shard: usize,
+    /// Beside the locks, so that a scrape takes none.
+    live: AtomicUsize,
     evicted: AtomicU64,
 }
 
@@ -109,6 +111,7 @@ impl<K: Hash + Eq + Clone> Keyed<K> {
             shards: (0..SHARDS).map(|_| Lock::new(inventory, lock, HashMap::new())).collect(),
             hasher: RandomState::new(),
             keys_per_shard: keys_max.div_ceil(SHARDS).max(1),
+            live: AtomicUsize::new(0),
             evicted: AtomicU64::new(0),
         }
     }
@@ -138,6 +141,7 @@ impl<K: Hash + Eq + Clone> Keyed<K> {
         let mut bucket = Bucket::full(rate, now);
         let done = act(&mut bucket);
         buckets.insert(key.clone(), bucket);
+        self.live.fetch_add(1, Ordering::Relaxed);
         done
     }
 
@@ -148,6 +152,7 @@ impl<K: Hash + Eq + Clone> Keyed<K> {
         let victim = full.or_else(|| sample.min_by_key(|(_, bucket)| bucket.at));
         if let Some(key) = victim.map(|(key, _)| key.clone()) {
             buckets.remove(&key);
+            self.live.fetch_sub(1, Ordering::Relaxed);
             self.evicted.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -156,19 +161,23 @@ impl<K: Hash + Eq + Clone> Keyed<K> {
     pub fn trim(&self, rate: Rate, now: Instant) {
         for shard in &self.shards {
             let mut buckets = shard.lock();
+            let before = buckets.len();
             buckets.retain(|_, bucket| !bucket.is_full(rate, now));
             buckets.shrink_to_fit();
+            self.live.fetch_sub(before - buckets.len(), Ordering::Relaxed);
         }
     }
 
+    /// How many keys are remembered.
     pub fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().len()).sum()
+        self.live.load(Ordering::Relaxed)
     }
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
+    /// How many keys were forgotten to make room for others.
     pub fn evicted(&self) -> u64 {
         self.evicted.load(Ordering::Relaxed)
     }
@@ -220,19 +229,31 @@ mod tests {
         assert!(matches!(keyed.take(&7, 0.0, rate, now + Duration::from_secs(3)), Verdict::Taken { .. }));
     }
 
+    /// A million addresses in ten seconds, and one among them that asks ten times as often as it may.
     #[test]
-    fn many_keys_do_not_grow_the_map() {
-        let (keyed, rate) =
-            (Keyed::new(&Inventory::new(Metrics::default()), &LOCK, 1024), Rate::new(5, 1.0).unwrap());
-        let mut now = Instant::now();
-        for key in 0..200_000u32 {
-            now += Duration::from_micros(1);
-            keyed.take(&key, 1.0, rate, now);
+    fn a_million_keys_do_not_grow_the_map_nor_lend_anybody_a_rate() {
+        const KEYS_MAX: usize = 65_536;
+        let keyed = Keyed::new(&Inventory::new(Metrics::default()), &LOCK, KEYS_MAX);
+        let (rate, start) = (Rate::new(100, 1.0).unwrap(), Instant::now());
+        let room =
+            |keyed: &Keyed<u32>| keyed.shards.iter().map(|shard| shard.lock().capacity()).sum::<usize>();
+        let (mut taken, mut largest) = (0.0, 0);
+        for step in 0..1_000_000u32 {
+            let now = start + Duration::from_micros(10) * step;
+            keyed.take(&(step + 1), 1.0, rate, now);
+            if step % 100 == 0 && matches!(keyed.take(&0, 1.0, rate, now), Verdict::Taken { .. }) {
+                taken += 1.0;
+            }
+            if step % 10_000 == 0 {
+                largest = largest.max(room(&keyed));
+            }
         }
-        assert!(keyed.len() <= 1024);
-        assert!(keyed.evicted() >= 198_000);
-        keyed.trim(rate, now + Duration::from_secs(60));
-        assert!(keyed.is_empty());
+        assert!(keyed.len() <= KEYS_MAX && keyed.evicted() >= 900_000, "{} {}", keyed.len(), keyed.evicted());
+        assert!(largest <= 2 * KEYS_MAX, "{largest} places were held");
+        let allowed = 100.0 + 10.0 * 100.0;
+        assert!((0.95 * allowed..=1.05 * allowed).contains(&taken), "{taken} of {allowed}");
+        keyed.trim(rate, start + Duration::from_secs(60));
+        assert!(keyed.is_empty() && room(&keyed) == 0, "nothing is left of it");
     }
 
     proptest! {

@@ -62,7 +62,7 @@ impl<C> Loaded<C> {
 
 impl<C: Setting> Loaded<C> {
     /// Keys whose values differ, each with whether a restart is needed for it.
-    pub fn changes(&self, newer: &C) -> Vec<(String, bool)> {
+    pub fn changes(&self, newer: &C) -> Vec<Change> {
         let restart: Vec<String> = KeyDoc::all::<C>()
             .into_iter()
             .filter(|key| key.flag.needs_restart())
@@ -78,7 +78,30 @@ impl<C: Setting> Loaded<C> {
         keys.sort();
         keys.dedup();
         let changed = keys.into_iter().filter(|key| old.get(*key) != new.get(*key));
-        changed.map(|key| (key.clone(), restart.contains(&without_indices(key)))).collect()
+        let change = |key: &String| Change {
+            key: key.clone(),
+            restart: restart.contains(&without_indices(key)),
+            before: old.get(key).cloned(),
+            after: new.get(key).cloned(),
+        };
+        changed.map(change).collect()
+    }
+}
+
+/// A key whose value is another one now; secrets are not shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    pub key: String,
+    /// It takes effect only at a restart.
+    pub restart: bool,
+    pub before: Option<String>,
+    pub after: Option<String>,
+}
+
+impl std::fmt::Display for Change {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".to_owned());
+        write!(f, "{}: {} -> {}", self.key, shown(&self.before), shown(&self.after))
     }
 }
 

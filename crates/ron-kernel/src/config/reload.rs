@@ -1,6 +1,6 @@
 //! The live configuration: validated as a whole, swapped atomically, kept when a newer one is wrong.
 
-use super::load::Loaded;
+use super::load::{Change, Loaded};
 use super::setting::Setting;
 use super::tree::Problems;
 use arc_swap::ArcSwap;
@@ -37,18 +37,21 @@ impl<C: Setting> Store<C> {
         self.current.load_full()
     }
 
-    /// Loads, checks and swaps; returns the new version and the keys that changed. On failure nothing changed.
+    /// Loads, checks and swaps; returns the new version and what changed. On failure nothing did.
     ///
     /// Reads files: call it off the runtime.
-    pub fn reload(&self) -> Result<(u64, Vec<String>), Problems> {
+    pub fn reload(&self) -> Result<(u64, Vec<Change>), Problems> {
         let mut version = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         let (newer, mut problems) = (self.load)()?;
         let changes = self.current.load().changes(&newer.value);
         // Where something is wrong a key may be missing for that reason; only what is stated anew has changed.
         let sound = problems.is_empty();
         let stated = |key: &str| sound || (newer.origins.contains_key(key) && !problems.taints(key));
-        let restart: Vec<&String> =
-            changes.iter().filter(|(key, restart)| *restart && stated(key)).map(|(key, _)| key).collect();
+        let restart: Vec<&String> = changes
+            .iter()
+            .filter(|change| change.restart && stated(&change.key))
+            .map(|change| &change.key)
+            .collect();
         for key in restart {
             problems.add(
                 key,
@@ -62,7 +65,7 @@ impl<C: Setting> Store<C> {
         self.current.store(Arc::new(newer));
         prepared();
         *version += 1;
-        Ok((*version, changes.into_iter().map(|(key, _)| key).collect()))
+        Ok((*version, changes))
     }
 }
 

@@ -5,6 +5,7 @@ use super::tree::{Node, Origin, Problems, Value};
 use crate::units::{Size, Span};
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::hash::Hasher as _;
 use std::net::SocketAddr;
 
 /// When a change of a key takes effect.
@@ -178,6 +179,43 @@ string_setting!(
     "a size such as \"64KiB\"",
     json!({"type": "string", "pattern": "^[0-9]+(B|KiB|MiB|GiB)$"})
 );
+
+/// A string that is shown neither in logs nor by `ron config show`, though one can see that it changed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl std::fmt::Display for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Enough to tell two apart, and too little to find either.
+        let mut hasher = crate::fnv::Fnv::default();
+        hasher.write(self.0.as_bytes());
+        write!(f, "secret {:08x}", hasher.finish() & 0xffff_ffff)
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
+impl Setting for Secret {
+    fn read(node: &Node, path: &str, problems: &mut Problems) -> Option<Self> {
+        String::read(node, path, problems).map(Secret)
+    }
+
+    fn flatten(&self, path: &str, out: &mut Vec<(String, String)>) {
+        out.push((path.to_owned(), quoted(&self.to_string())));
+    }
+
+    fn kind() -> String {
+        String::kind()
+    }
+
+    fn schema() -> serde_json::Value {
+        String::schema()
+    }
+}
 
 impl Setting for SocketAddr {
     fn read(node: &Node, path: &str, problems: &mut Problems) -> Option<Self> {

@@ -3,8 +3,11 @@
 use super::io::Io;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use tokio::net::{TcpListener, UnixListener};
 
 /// Connections the operating system may hold for us before they are accepted.
@@ -13,13 +16,34 @@ const BACKLOG: i32 = 4096;
 /// A listening socket.
 #[derive(Debug)]
 pub struct Bound {
-    socket: Socket,
+    socket: Arc<Socket>,
 }
 
 #[derive(Debug)]
-enum Socket {
+pub(crate) enum Socket {
     Tcp(TcpListener),
-    Unix(UnixListener, PathBuf),
+    Unix {
+        listener: UnixListener,
+        path: PathBuf,
+        /// Another process listens on it too, so its file stays.
+        handed: AtomicBool,
+    },
+}
+
+impl Socket {
+    /// A second hold on it.
+    pub(crate) fn fd(&self) -> std::io::Result<OwnedFd> {
+        match self {
+            Socket::Tcp(listener) => listener.as_fd().try_clone_to_owned(),
+            Socket::Unix { listener, .. } => listener.as_fd().try_clone_to_owned(),
+        }
+    }
+
+    pub(crate) fn hand_over(&self) {
+        if let Socket::Unix { handed, .. } = self {
+            handed.store(true, Ordering::SeqCst);
+        }
+    }
 }
 
 /// Who is on the other end.
@@ -75,7 +99,7 @@ pub fn bind_tcp(address: SocketAddr) -> Result<Bound, BindError> {
         TcpListener::from_std(socket.into())
     };
     match bind() {
-        Ok(listener) => Ok(Bound { socket: Socket::Tcp(listener) }),
+        Ok(listener) => Ok(Bound { socket: Arc::new(Socket::Tcp(listener)) }),
         Err(error) => Err(BindError { what: address.to_string(), error }),
     }
 }
@@ -92,32 +116,60 @@ pub fn bind_unix(path: &Path, for_all: bool) -> Result<Bound, BindError> {
         Ok(listener)
     };
     match bind() {
-        Ok(listener) => Ok(Bound { socket: Socket::Unix(listener, path.to_owned()) }),
+        Ok(listener) => Ok(Bound::unix(listener, path)),
         Err(error) => Err(BindError { what: format!("unix:{}", path.display()), error }),
     }
 }
 
+/// A socket that another process bound, if it has this address. Must run inside the runtime.
+pub(crate) fn adopt_tcp(fd: OwnedFd, address: SocketAddr) -> Option<Bound> {
+    let listener = std::net::TcpListener::from(fd);
+    let local = listener.local_addr().ok()?;
+    let same = local.ip() == address.ip() && [0, local.port()].contains(&address.port());
+    listener.set_nonblocking(true).ok().filter(|()| same)?;
+    Some(Bound { socket: Arc::new(Socket::Tcp(TcpListener::from_std(listener).ok()?)) })
+}
+
+/// The same with a Unix socket at this path.
+pub(crate) fn adopt_unix(fd: OwnedFd, path: &Path) -> Option<Bound> {
+    let listener = std::os::unix::net::UnixListener::from(fd);
+    let local = listener.local_addr().ok()?;
+    let same = |a: &Path, b: &Path| a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b));
+    local.as_pathname().filter(|local| same(local, path))?;
+    listener.set_nonblocking(true).ok()?;
+    Some(Bound::unix(UnixListener::from_std(listener).ok()?, path))
+}
+
 impl Bound {
+    fn unix(listener: UnixListener, path: &Path) -> Bound {
+        let (path, handed) = (path.to_owned(), AtomicBool::new(false));
+        Bound { socket: Arc::new(Socket::Unix { listener, path, handed }) }
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<Socket> {
+        Arc::downgrade(&self.socket)
+    }
+
     /// The address as configured clients would write it, with the port that was really bound.
     pub fn address(&self) -> String {
-        match &self.socket {
+        match &*self.socket {
             Socket::Tcp(listener) => {
                 listener.local_addr().map_or_else(|_| String::new(), |addr| addr.to_string())
             }
-            Socket::Unix(_, path) => format!("unix:{}", path.display()),
+            Socket::Unix { path, .. } => format!("unix:{}", path.display()),
         }
     }
 
     /// Accepts the next connection. Cancel-safe.
     pub(crate) async fn accept(&self) -> std::io::Result<(Io, Peer)> {
-        match &self.socket {
+        match &*self.socket {
             Socket::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
                 // Small answers must not wait for an acknowledgement; a failure only costs latency.
                 let _ = stream.set_nodelay(true);
                 Ok((Io::from(stream), Peer::Tcp(address)))
             }
-            Socket::Unix(listener, _) => {
+            Socket::Unix { listener, .. } => {
                 let (stream, _) = listener.accept().await?;
                 let uid = stream.peer_cred()?.uid();
                 Ok((Io::from(stream), Peer::Unix { uid }))
@@ -126,9 +178,11 @@ impl Bound {
     }
 }
 
-impl Drop for Bound {
+impl Drop for Socket {
     fn drop(&mut self) {
-        if let Socket::Unix(_, path) = &self.socket {
+        if let Socket::Unix { path, handed, .. } = self
+            && !handed.load(Ordering::SeqCst)
+        {
             let _ = std::fs::remove_file(path);
         }
     }

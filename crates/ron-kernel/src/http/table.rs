@@ -17,6 +17,9 @@ const RESERVE: usize = 16;
 /// A connection still in its handshake or first head this long may be closed to make room.
 const SLOW_START: Duration = Duration::from_millis(250);
 
+/// How long, when a drain begins, a connection without a request may take to send one.
+const FIRST_WORD: Duration = Duration::from_millis(500);
+
 /// How long a newcomer waits for the place of a connection that was told to give way.
 const GIVING_WAY: Duration = Duration::from_millis(200);
 
@@ -267,9 +270,13 @@ impl ConnTable {
         }
     }
 
+    /// Tells everybody. Whoever has only just come is told to drain a little later: its first request is on its way.
     pub(crate) fn order_all(&self, order: Order) {
         for conn in self.lock().values() {
-            conn.give(order);
+            let starting = matches!(conn.phase(), Phase::Handshake | Phase::Head) && conn.age() < FIRST_WORD;
+            if order > Order::Drain || !starting {
+                conn.give(order);
+            }
         }
     }
 

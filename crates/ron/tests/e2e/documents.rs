@@ -75,6 +75,59 @@ fn the_operating_page_is_current_and_names_only_metrics_and_keys_that_exist() {
     }
 }
 
+#[test]
+fn the_dashboard_asks_only_for_metrics_that_exist() {
+    let text = std::fs::read_to_string(root().join("docs/gateway-dashboard.json")).unwrap();
+    let dashboard: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let node = whole_node();
+    ron_testkit::get(&node.gateway(), "/");
+    let page = ron_testkit::get(&node.admin(), "/metrics").text();
+    let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let known: std::collections::HashSet<&str> = types.collect();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let queries = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    let mut asked = std::collections::HashSet::new();
+    for query in queries.map(|target| target["expr"].as_str().unwrap()) {
+        let names = metrics_of(query);
+        assert!(!names.is_empty(), "{query} asks for nothing");
+        for name in names {
+            assert!(known.contains(name.as_str()), "{name} in {query} is no metric of a node");
+            asked.insert(name);
+        }
+    }
+    // What the design wants to be seen of a gateway's concurrency.
+    for wanted in [
+        "queue_depth",
+        "queue_dropped_total",
+        "tasks_aborted_total",
+        "io_timeouts_total",
+        "downstream_latency_seconds",
+        "busy_rejections_total",
+        "fq_inflight",
+        "fq_tokens",
+        "rejected_total",
+    ] {
+        assert!(asked.contains(wanted), "{wanted} is in no panel");
+    }
+}
+
+/// The names of metrics in a query: `ready` and words with an underscore, outside of labels and groupings.
+fn metrics_of(query: &str) -> Vec<String> {
+    let mut plain = String::new();
+    let mut rest = query.replace(" by (", " {");
+    while let Some(open) = rest.find(['{', '[']) {
+        plain.push_str(&rest[..open]);
+        plain.push(' ');
+        let close = rest[open..].find(['}', ']', ')']).map_or(rest.len(), |close| open + close + 1);
+        rest = rest[close..].to_owned();
+    }
+    plain.push_str(&rest);
+    let words = plain.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let is_name = |word: &str| word == "ready" || word.contains('_') && word != "histogram_quantile";
+    let names = words.filter(|word| is_name(word));
+    names.map(|name| name.strip_suffix("_bucket").unwrap_or(name).to_owned()).collect()
+}
+
 /// The design documents' channel tables, as ruled; a service's rows are compared once it exists.
 /// `access_log` is not among theirs: it came with the log itself.
 /// Nor is the edge's `changes`, by which its one writer is told; its `work` comes with live fill.

@@ -2,6 +2,8 @@
 
 use crate::config;
 use ron_testkit::{Client, Node, Origin, Script, get, ron};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 fn slow_origin() -> Origin {
@@ -239,7 +241,8 @@ fn in_process(flags: &[(&str, String)]) -> ron::node::Node {
     let flag = |(key, value): &(&str, String)| ((*key).to_owned(), value.clone(), "test".to_owned());
     let flags = own.iter().chain(flags).map(flag).collect();
     let sources = ron_kernel::config::Sources { flags, ..Default::default() };
-    ron::node::Node::start(sources, &ron::node::Which::Named(vec!["gateway".to_owned()]), logs).unwrap()
+    ron::node::Node::start(sources, &ron::node::Which::Named(vec!["gateway".to_owned()]), false, logs)
+        .unwrap()
 }
 
 #[test]
@@ -277,4 +280,51 @@ fn two_nodes_run_in_one_process_and_end_apart() {
     runtime.block_on(first.run());
     assert!(std::net::TcpStream::connect(&a).is_err());
     assert_eq!(get(&b, "/readyz").status, 200, "the other goes on");
+}
+
+#[test]
+fn a_strict_boot_is_ready_when_everything_behind_it_has_been_seen() {
+    let flag = || Arc::new(AtomicBool::new(false));
+    let (healthy, published) = (flag(), flag());
+    let (well, known) = (healthy.clone(), published.clone());
+    let no = || Script::Raw(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n".to_vec());
+    let origin = Origin::start(move |path| match path {
+        "/health" if !well.load(Ordering::SeqCst) => no(),
+        "/keys" if !known.load(Ordering::SeqCst) => no(),
+        "/keys" => Script::Body(
+            br#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#
+                .to_vec(),
+        ),
+        _ => Script::Body(b"hi".to_vec()),
+    });
+    let auth = format!("auth = {{ mode = \"jwt\", jwt = {{ jwks_url = \"{}/keys\" }} }}", origin.url());
+    let health = "name = \"o\"\nhealth = { path = \"/health\", interval = \"100ms\" }\n";
+    let text =
+        config(&origin.url(), &format!("strict_boot = true\n{auth}"), "").replace("name = \"o\"\n", health);
+    let node = Node::start(&["gateway"], &text);
+    let unmet = |node: &Node, scope: &str| {
+        let ready = get(&node.admin(), &format!("/readyz?scope={scope}"));
+        let named = ready.json()["missing"].to_string().contains("gateway.strict_boot");
+        assert_eq!(ready.status == 503, named, "{}", ready.text());
+        named
+    };
+    assert!(unmet(&node, "write") && unmet(&node, "read"));
+    assert_eq!(get(&node.admin(), "/healthz").status, 200, "it lives");
+    node.eventually("it says for what it waits", |node| node.log().contains("upstream.o jwks"));
+    healthy.store(true, Ordering::SeqCst);
+    node.eventually("the upstream is seen", |node| {
+        node.log().contains("waiting_for=jwks") || node.log().contains("\"jwks\"")
+    });
+    assert!(unmet(&node, "write"));
+    published.store(true, Ordering::SeqCst);
+    node.eventually("everything is", |node| !unmet(node, "write") && !unmet(node, "read"));
+    healthy.store(false, Ordering::SeqCst);
+    node.eventually("an upstream fails", |node| get(&node.admin(), "/readyz").json()["degraded"] == true);
+    assert!(!unmet(&node, "write"), "the boot is over");
+    let waiting = config("http://127.0.0.1:1", "strict_boot = true", "");
+    let node = Node::start(&["gateway"], &waiting);
+    assert!(unmet(&node, "write"));
+    node.write_config(&waiting.replace("strict_boot = true", "strict_boot = false"));
+    assert_eq!(node.admin_post("/admin/reload", "").status, 200);
+    node.eventually("whoever does not want to wait need not", |node| !unmet(node, "write"));
 }

@@ -334,3 +334,21 @@ fn who_fills_the_buffers_begins_nothing_more_until_they_are_taken() {
     node.eventually("everything is given back", |node| held(node, "a") == 0.0);
     assert_eq!(ask("a", "/").read_answer("GET").unwrap().status, 200);
 }
+
+#[test]
+fn probes_have_no_quota_and_housekeeping_forgets_who_owes_nothing() {
+    let origin = Origin::start(|_| Script::Body(b"hi".to_vec()));
+    let quotas = "quotas = { global_rps = 1, per_ip_rps = 1000, burst_factor = 1 }";
+    let node = Node::start(&["gateway"], &config(&origin.url(), quotas, ""));
+    node.eventually("the rate is used up", |node| get(&node.gateway(), "/x").reason() == "quota_global");
+    let buckets = |node: &Node| node.metric("quota_buckets{service=\"gateway\",quota=\"ip\"}");
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert_eq!(get(&node.admin(), path).status, 200, "{path}");
+    }
+    node.eventually("an address is remembered", |node| {
+        get(&node.gateway(), "/x");
+        buckets(node) == 1.0
+    });
+    node.eventually("and forgotten", |node| buckets(node) == 0.0);
+    assert_eq!(node.metric("quota_evictions_total{service=\"gateway\",quota=\"ip\"}"), 0.0);
+}

@@ -3,6 +3,7 @@
 
 mod access_log;
 mod admin;
+mod auth;
 mod blame;
 mod commands;
 mod documents;
@@ -10,6 +11,7 @@ mod edge;
 mod edge_fill;
 mod edge_site;
 mod edge_store;
+mod examples;
 mod fairness;
 mod http2;
 mod lifecycle;
@@ -24,8 +26,10 @@ mod registry_story;
 mod registry_witness;
 mod reload;
 mod soak;
+mod takeover;
 mod uploads;
 mod upstreams;
+mod views;
 
 /// A configuration with every listener on a free port; `gateway` goes into its table, `rest` behind it.
 fn config(origin: &str, gateway: &str, rest: &str) -> String {

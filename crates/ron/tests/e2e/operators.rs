@@ -243,7 +243,16 @@ fn the_reload_command_names_what_changed_or_every_problem() {
     let origin = Origin::start(|_| Script::Echo);
     let first = config(&origin.url(), "", "");
     let node = Node::start(&["gateway"], &first);
-    assert_eq!(text(&ask(&node, &["reload"])), "nothing changed\n");
+    let said = text(&ask(&node, &["reload"]));
+    assert!(said.starts_with("nothing changed\n\nTENANT  CLASS"), "{said}");
+    let tenant =
+        |id: &str, quantum: u32| format!("[[gateway.tenants]]\nid = \"{id}\"\nquantum = {quantum}\n");
+    node.write_config(&format!("{first}{}{}", tenant("a", 1), tenant("b", 3)));
+    let said = text(&ask(&node, &["reload"]));
+    // The watcher may have been first; the shares are those from now on in any case.
+    for shown in ["\nTENANT  CLASS   QUANTUM  WAITING  SHARE\n", "\nb       authed  3        0        "] {
+        assert!(said.contains(shown), "{shown} is missing: {said}");
+    }
     node.write_config(&format!("{first}nonsense = 1\nmore = 2\n"));
     let refused = ask(&node, &["reload"]);
     assert_eq!(code(&refused), 1);

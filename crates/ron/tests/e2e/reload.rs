@@ -153,3 +153,44 @@ fn the_log_level_changes_without_a_restart() {
         node.log().contains("\"DEBUG\"")
     });
 }
+
+#[test]
+fn a_reload_says_what_it_changed_and_shows_no_secret() {
+    let origin = origin();
+    let tenant = |key: &str, quantum: u32| {
+        let key = ron_testkit::api_key(key);
+        let auth = "[gateway.auth]\nmode = \"api_key\"\n";
+        format!("[[gateway.tenants]]\nid = \"a\"\nquantum = {quantum}\nkeys = [\"{key}\"]\n{auth}")
+    };
+    let node = Node::start(&["gateway"], &config(&origin.url(), "", &tenant("old", 1)));
+    let share = |node: &Node| node.admin_get("/gateway/status").json()["tenants"][0]["quantum"].clone();
+    assert_eq!(share(&node), 1);
+    let ask = |key: &str| request(&node.gateway(), "GET", "/x", &[("X-Api-Key", key)], b"").unwrap().status;
+    assert_eq!((ask("old"), ask("new")), (200, 401));
+    node.write_config(&config(&origin.url(), "max_inflight = 7", &tenant("new", 4)));
+    let answer = node.admin_post("/admin/reload", "").json();
+    let changed = ["gateway.max_inflight", "gateway.tenants[0].keys", "gateway.tenants[0].quantum"];
+    // The watcher may have been first.
+    assert!(
+        answer["changed"] == serde_json::json!(changed) || answer["changed"] == serde_json::json!([]),
+        "{answer}"
+    );
+    assert_eq!((share(&node), ask("old"), ask("new")), (4.into(), 401, 200), "at once");
+    let log = node.log();
+    for line in [
+        "gateway.max_inflight: 512 -> 7",
+        "gateway.tenants[0].quantum: 1 -> 4",
+        "gateway.tenants[0].keys: [\\\"secret ",
+    ] {
+        assert!(log.contains(line) || log.contains(&line.replace('\\', "")), "{line} is not in {log}");
+    }
+    for key in ["old", "new"] {
+        assert!(
+            !log.contains(&ron_testkit::api_key(key)[7..]),
+            "a hash is as good as its key to whoever can guess"
+        );
+    }
+    let shown = ron_testkit::ron(&["config", "show", "--config", "ron.toml"], node.dir.path());
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("gateway.tenants[0].keys = [\"secret ") && !shown.contains("sha256:"), "{shown}");
+}

@@ -38,6 +38,9 @@ impl Proxy {
                 answer["deadline_ms"] = millis(&plan, begun).into();
                 answer["max_body_bytes"] = plan.cap.into();
                 answer["cost"] = plan.route.cost.saturating_mul(plan.request_cost).into();
+                if let Some(view) = snapshot.view(plan.index) {
+                    answer["parts"] = view.part_names().collect::<Vec<_>>().into();
+                }
                 answer["breaker"] = snapshot.upstreams[plan.index].breaker_state().into();
             }
             Err(refused) => {

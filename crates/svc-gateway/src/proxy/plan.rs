@@ -64,6 +64,7 @@ pub(super) struct Sender {
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
     pub(super) index: usize,
+    pub(super) client: Option<IpAddr>,
     pub(super) route: &'a RouteSettings,
     /// The peer is a trusted proxy.
     pub(super) trusted: bool,
@@ -82,6 +83,8 @@ pub(super) struct Plan<'a> {
 pub(crate) enum Quota {
     Ip(IpAddr),
     Global,
+    /// Of credentials, by number.
+    Capability(u64),
     /// By number.
     Tenant(u32),
     /// Of its network.
@@ -95,6 +98,7 @@ impl Quota {
         match self {
             Quota::Ip(_) => "ip",
             Quota::Global => "global",
+            Quota::Capability(_) => "capability",
             Quota::Tenant(_) => "tenant",
             Quota::IpBytes(_) => "ip_bytes",
             Quota::TenantBytes(_) => "tenant_bytes",
@@ -105,6 +109,7 @@ impl Quota {
         match self {
             Quota::Ip(_) | Quota::IpBytes(_) => Reason::QuotaIp,
             Quota::Global => Reason::QuotaGlobal,
+            Quota::Capability(_) => Reason::QuotaCapability,
             Quota::Tenant(_) | Quota::TenantBytes(_) => Reason::QuotaTenant,
         }
     }
@@ -185,8 +190,15 @@ impl Snapshot {
         let codings = if route.decode { decode::codings(headers) } else { Some(Vec::new()) };
         let detail = "expected gzip, deflate, br or zstd, at most 2 of them";
         let codings = codings.ok_or_else(|| Rejection::new(Reason::UnsupportedEncoding, detail))?;
-        let caller = self.tenants.caller(headers, route, From { client, names: asked.names, trusted })?;
+        let (method, path, now) = (request.method().as_str(), request.uri().path(), unix_millis() / 1000);
+        let from = From { client, names: asked.names, trusted, method, path, now };
+        let caller = self.tenants.caller(headers, route, from)?;
         seen.caller = Some(caller);
+        if let Some(capability) = caller.capability
+            && let Some(rate) = Rate::new(settings.quotas.per_capability_rps, settings.quotas.burst_factor)
+        {
+            quota(Quota::Capability(capability), rate)?;
+        }
         if let Some((tenant, rate)) = self.tenant_bytes(caller) {
             quota(Quota::TenantBytes(tenant), rate)?;
         }
@@ -196,7 +208,7 @@ impl Snapshot {
             quota(Quota::Tenant(caller.tenant.id), rate)?;
         }
         let request_cost = settings.fair_queue.request_cost_bytes.0 + asked.body_len.unwrap_or(cap / 4);
-        Ok(Plan { index, route, trusted, cap, codings, budget, caller, request_cost })
+        Ok(Plan { index, client, route, trusted, cap, codings, budget, caller, request_cost })
     }
 
     fn route(&self, request: &Request<Body>) -> Result<usize, Rejection> {
@@ -216,16 +228,25 @@ impl Snapshot {
         if has_dot_segment(path) {
             return Err(Rejection::new(Reason::Malformed, "the path holds a dot segment"));
         }
+        if let Some((view, _)) = self.view_paths.find(&plain).filter(|_| !self.routes.has_exact(&plain)) {
+            let allowed = [Method::GET, Method::HEAD];
+            if allowed.contains(request.method()) {
+                return Ok(self.settings.routes.len() - self.views.len() + view);
+            }
+            return Err(not_allowed(&allowed));
+        }
         let host = if self.routes.name_hosts() { host_of(request) } else { String::new() };
         match self.routes.find(&host, &plain, request.method()) {
             Found::Route(index) => Ok(index),
-            Found::Method(allowed) => {
-                let list: Vec<&str> = allowed.iter().map(Method::as_str).collect();
-                let allow = HeaderValue::from_str(&list.join(", ")).expect("methods are valid header values");
-                Err(Rejection::new(Reason::Method, "the method is not allowed here").header(ALLOW, allow))
-            }
+            Found::Method(allowed) => Err(not_allowed(&allowed)),
             Found::Host => Err(Rejection::new(Reason::Host, "no route is for this host")),
             Found::Nothing => Err(Rejection::new(Reason::NoRoute, "no route leads here")),
         }
     }
+}
+
+fn not_allowed(allowed: &[Method]) -> Rejection {
+    let list: Vec<&str> = allowed.iter().map(Method::as_str).collect();
+    let allow = HeaderValue::from_str(&list.join(", ")).expect("methods are valid header values");
+    Rejection::new(Reason::Method, "the method is not allowed here").header(ALLOW, allow)
 }

@@ -232,8 +232,9 @@ impl Drop for Noted {
 mod tests {
     use super::*;
     use crate::access_log::Sink;
+    use crate::auth::Auth;
     use crate::config::{AccessLogFormat, AccessLogSettings, GatewaySettings};
-    use crate::proxy::UpstreamTls;
+    use crate::proxy::{Material, UpstreamTls};
     use ron_kernel::http::Peer;
     use ron_kernel::kernel::Kernel;
     use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -249,7 +250,8 @@ mod tests {
         };
         let settings = GatewaySettings { access_log, ..GatewaySettings::default() };
         let log = AccessLog::start(&service, Sink::open(&settings.access_log, dir.path()).unwrap());
-        let proxy = Proxy::new(&service, &settings, dir.path().into(), &UpstreamTls::default(), log);
+        let material = Material { tls: UpstreamTls::default(), auth: Auth::None };
+        let proxy = Proxy::new(&service, &settings, dir.path().into(), material, log);
         let snapshot = proxy.snapshot.load_full();
         let conn = ConnInfo::new(Peer::Unix { uid: 0 }, false);
         for panics in [true, false] {

@@ -94,19 +94,27 @@ fn start_probe(service: &Service, name: String, upstream: Arc<Upstream>) {
     service.scoped("breaker_probe", move || name.clone(), async move {
         // If this ends without an answer, nobody was found.
         let mut found = Found { upstream: upstream.clone(), good: false };
-        for server in &upstream.servers {
-            found.good = match &upstream.health {
-                Some(health) => check(server, health, upstream.connect_timeout).await,
+        found.good = upstream.answers().await;
+    });
+}
+
+impl Upstream {
+    /// Whether any of its servers is there: by the health path, or by connecting.
+    pub(crate) async fn answers(&self) -> bool {
+        for server in &self.servers {
+            let good = match &self.health {
+                Some(health) => check(server, health, self.connect_timeout).await,
                 None => {
-                    let reached = tokio::time::timeout(upstream.connect_timeout, server.remote.reach()).await;
+                    let reached = tokio::time::timeout(self.connect_timeout, server.remote.reach()).await;
                     matches!(reached, Ok(Ok(())))
                 }
             };
-            if found.good {
-                break;
+            if good {
+                return true;
             }
         }
-    });
+        false
+    }
 }
 
 struct Found {

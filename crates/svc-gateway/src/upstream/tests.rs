@@ -15,6 +15,7 @@ fn upstream(servers: usize, balance: Balance) -> Upstream {
         connect_timeouts: service.io_timeout("connect"),
         latency: service.metrics().family("l", "", ["upstream"]),
         served: service.metrics().family("s", "", ["tenant"]),
+        parts: service.metrics().family("view_parts_total", "", ["view", "part", "result"]),
         ledger: Arc::default(),
         service,
     };

@@ -1,0 +1,173 @@
+//! Hydration: one call of a client, several behind it, one answer.
+
+use crate::config;
+use ron_testkit::{Answer, Node, Origin, Script, api_key, get, request};
+use serde_json::{Value, json};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Two upstreams behind a view of a profile; `more` goes into the view, `posts` is the path of its second part.
+fn profile(user: &Origin, feed: &Origin, more: &str, posts: &str) -> String {
+    let view = format!(
+        "[[gateway.upstreams]]\nname = \"feed\"\nservers = [\"{}\"]\nretry = {{ base = \"1ms\" }}\nbreaker = {{ failures = 100 }}\n\
+         [[gateway.views]]\npath = \"/v1/view/profile/{{id}}\"\n{more}\n\
+         parts = [ {{ name = \"user\", upstream = \"o\", path = \"/users/{{id}}\", required = true }}, \
+         {{ name = \"posts\", upstream = \"feed\", path = \"{posts}\" }} ]\n",
+        feed.url()
+    );
+    config(&user.url(), "", &view)
+}
+
+fn parts(node: &Node, part: &str, result: &str) -> f64 {
+    let view = "/v1/view/profile/{id}";
+    node.metric(&format!("view_parts_total{{view=\"{view}\",part=\"{part}\",result=\"{result}\"}}"))
+}
+
+fn users() -> Origin {
+    Origin::start(|path| match path {
+        "/users/gone" => Script::Raw(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n".to_vec()),
+        "/users/slow" => Script::Silence,
+        "/users/text" => Script::Body(b"hello".to_vec()),
+        "/users/big" => Script::Body(format!("\"{}\"", "x".repeat(3000)).into_bytes()),
+        path => Script::Body(json!({"path": path}).to_string().into_bytes()),
+    })
+}
+
+fn feed() -> Origin {
+    Origin::start(|path| match path {
+        path if path.contains("silent") => Script::Silence,
+        path if path.contains("failing") => {
+            Script::Raw(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n".to_vec())
+        }
+        path if path.contains("half") => Script::Body(b"{\"a\":".to_vec()),
+        path if path.contains("packed") => {
+            Script::Raw(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}".to_vec())
+        }
+        path if path.contains("large") => {
+            Script::Chunks(vec![b"\"".to_vec(), vec![b'y'; 3000], b"\"".to_vec()], Duration::ZERO)
+        }
+        _ => Script::Chunks(vec![b" [1,".to_vec(), b"2] ".to_vec()], Duration::ZERO),
+    })
+}
+
+fn view(node: &Node, id: &str) -> Answer {
+    get(&node.gateway(), &format!("/v1/view/profile/{id}"))
+}
+
+#[test]
+fn a_view_is_one_answer_made_of_its_parts() {
+    let (users, feed) = (users(), feed());
+    let node = Node::start(&["gateway"], &profile(&users, &feed, "", "/posts?u={id}"));
+    let whole = view(&node, "7");
+    assert_eq!((whole.status, whole.header("content-type")), (200, Some("application/json")));
+    assert_eq!(whole.text(), "{\"user\":{\"path\":\"/users/7\"},\"posts\":[1,2],\"errors\":[]}");
+    assert!(whole.header("x-corr-id").is_some());
+    let fields =
+        [("Accept-Encoding", "gzip"), ("If-None-Match", "\"x\""), ("X-Mine", "passes"), ("X-Corr-ID", "c1")];
+    let body = b"a body of its own";
+    let tricky = request(&node.gateway(), "GET", "/v1/view/profile/a%26b=c%2Fd", &fields, body).unwrap();
+    assert_eq!(tricky.json()["user"]["path"], "/users/a%26b%3Dc%2Fd");
+    let seen = feed.last().to_lowercase();
+    assert!(seen.starts_with("get /posts?u=a%26b%3dc%2fd http/1.1\r\n"), "a value stays one: {seen}");
+    for wanted in [
+        "accept: application/json",
+        "accept-encoding: identity",
+        "x-mine: passes",
+        "x-corr-id: c1",
+        "via: ",
+        "request-timeout: ",
+    ] {
+        assert!(seen.contains(wanted), "{wanted}: {seen}");
+    }
+    assert!(!seen.contains("if-none-match") && !seen.contains("content-length"), "{seen}");
+    let head = request(&node.gateway(), "HEAD", "/v1/view/profile/7", &[], b"").unwrap();
+    assert_eq!((head.status, head.body.len()), (200, 0));
+    let posted = request(&node.gateway(), "POST", "/v1/view/profile/7", &[], b"").unwrap();
+    assert_eq!((posted.status, posted.reason(), posted.header("allow")), (405, "method", Some("GET, HEAD")));
+    let below = get(&node.gateway(), "/v1/view/profile/7/more");
+    assert_eq!(below.json()["path"], "/v1/view/profile/7/more", "the route takes what is no view");
+    assert_eq!((parts(&node, "user", "ok"), parts(&node, "posts", "missing")), (3.0, 0.0));
+    let rows = node.admin_get("/gateway/routes").json();
+    let row = rows["routes"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!((&row["path"], &row["upstream"]), (&"/v1/view/profile/{id}".into(), &"o+feed".into()));
+    let explained =
+        node.admin_post("/gateway/explain", "{\"method\":\"GET\",\"url\":\"/v1/view/profile/7\"}").json();
+    assert_eq!(explained["parts"], json!(["user", "posts"]), "{explained}");
+}
+
+#[test]
+fn an_optional_part_that_is_missing_is_null_and_named() {
+    let (users, feed) = (users(), feed());
+    let check = |posts: &str, more: &str, expected: Value| {
+        let node = Node::start(&["gateway"], &profile(&users, &feed, more, posts));
+        let answer = view(&node, "7");
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(answer.json(), json!({"user": {"path": "/users/7"}, "posts": null, "errors": [expected]}));
+        assert_eq!((parts(&node, "user", "ok"), parts(&node, "posts", "missing")), (1.0, 1.0));
+    };
+    check("/silent", "timeout = \"700ms\"", json!({"part": "posts", "status": 504, "code": "deadline"}));
+    check("/failing", "", json!({"part": "posts", "status": 503, "code": "upstream_error"}));
+    check("/half", "", json!({"part": "posts", "status": 502, "code": "not_json"}));
+    check("/packed", "", json!({"part": "posts", "status": 502, "code": "not_json"}));
+    check("/large", "max_bytes = \"1KiB\"", json!({"part": "posts", "status": 502, "code": "too_large"}));
+}
+
+#[test]
+fn a_required_part_that_is_missing_is_the_refusal_of_all_and_named() {
+    let (users, feed) = (users(), feed());
+    let config = profile(&users, &feed, "timeout = \"700ms\"\nmax_bytes = \"2KiB\"", "/silent");
+    let node = Node::start(&["gateway"], &config);
+    for (id, status, reason) in [
+        ("gone", 502, "upstream_error"),
+        ("slow", 504, "deadline"),
+        ("text", 502, "upstream_error"),
+        ("big", 502, "upstream_error"),
+    ] {
+        let answer = view(&node, id);
+        assert_eq!((answer.status, answer.reason()), (status, reason), "{id}");
+        assert_eq!(answer.header("content-type"), Some("application/problem+json"));
+        let body = answer.json();
+        assert_eq!((&body["part"], &body["code"]), (&"user".into(), &reason.into()), "{body}");
+    }
+    assert_eq!(node.metric("rejected_total{service=\"gateway\",reason=\"upstream_error\"}"), 3.0);
+    let late = node.metric("io_timeouts_total{service=\"gateway\",op=\"rpc\"}");
+    assert!(late >= 1.0, "{late}");
+}
+
+#[test]
+fn retries_of_the_parts_stay_within_the_calls_of_the_view() {
+    let (users, feed) = (users(), feed());
+    for (calls, tries) in [(2, 1), (3, 2), (8, 3)] {
+        feed.seen.lock().unwrap().clear();
+        let more = format!("max_calls = {calls}");
+        let node = Node::start(&["gateway"], &profile(&users, &feed, &more, "/failing"));
+        assert_eq!(view(&node, "7").status, 200);
+        assert_eq!(feed.seen.lock().unwrap().len(), tries, "{calls} calls");
+    }
+}
+
+#[test]
+fn a_view_asks_who_is_calling_and_its_parts_wait_their_turn() {
+    let (users, feed) = (users(), feed());
+    let more = "auth = \"required\"\nscopes = [\"profile\"]\nclass = \"internal\"\ncost = 2";
+    let text = profile(&users, &feed, more, "/posts")
+        .replace("[gateway]\n", "[gateway]\nmax_inflight = 1\nauth = { mode = \"api_key\" }\n")
+        + &format!(
+            "[[gateway.tenants]]\nid = \"a\"\nscopes = [\"profile\"]\nkeys = [\"{}\"]\n",
+            api_key("a")
+        )
+        + &format!("[[gateway.tenants]]\nid = \"b\"\nkeys = [\"{}\"]\n", api_key("b"));
+    let node = Node::start(&["gateway"], &text);
+    let ask = |key: &str| {
+        request(&node.gateway(), "GET", "/v1/view/profile/7", &[("X-Api-Key", key)], b"").unwrap()
+    };
+    assert_eq!(view(&node, "7").reason(), "unauth");
+    assert_eq!((ask("b").status, ask("b").reason().to_owned()), (403, "forbidden".to_owned()));
+    assert_eq!(feed.connections.load(Ordering::SeqCst), 0, "nobody was called");
+    // With one permit for both parts, one waits for the other and neither for itself.
+    for _ in 0..5 {
+        assert_eq!(ask("a").json()["errors"], json!([]));
+    }
+    let served = node.metric("fq_served_cost_total{tenant=\"a\"}");
+    assert!(served >= 2.0 * 10.0 * 4096.0, "ten calls at twice their cost: {served}");
+}

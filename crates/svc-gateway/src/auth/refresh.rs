@@ -1,0 +1,236 @@
+//! Keeps the issuer's keys warm: fetched ahead of need, the last good set kept when that fails.
+
+use super::jwks::{KeySet, SET_BYTES_MAX};
+use super::{Auth, Keys, Source};
+use crate::config::GatewaySettings;
+use crate::proxy::Proxy;
+use bytes::BytesMut;
+use http::{Method, Request, StatusCode};
+use ron_kernel::health::Severity;
+use ron_kernel::http::Body;
+use ron_kernel::http::client::{CallLimits, Outgoing, Payload};
+use ron_kernel::kernel::Service;
+use ron_kernel::metrics::Counter;
+use ron_kernel::task::TaskResult;
+use ron_kernel::tls::TlsClient;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// For one fetch as a whole.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Unknown keys lead to a fetch at most this often: anybody can make up a key's name.
+const MISS_GAP: Duration = Duration::from_secs(5);
+/// First and longest pause after a failed fetch.
+const BACKOFF: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+
+/// What readiness calls keys that could not be fetched.
+const CAUSE: &str = "jwks";
+
+/// Runs until the drain.
+pub(crate) async fn refresh(
+    service: Service,
+    proxy: Arc<Proxy>,
+    mut config: watch::Receiver<Arc<GatewaySettings>>,
+) -> TaskResult {
+    let results = ["ok", "failed"].map(|result| {
+        service.counter("jwks_refresh_total", "Fetches of the keys of JWTs.", "result", result)
+    });
+    let timeouts = service.io_timeout("rpc");
+    let retries = service.counter("backoff_retries_total", "Calls tried again.", "op", "jwks");
+    let mut missing = Missing { service: service.clone(), is_lost: false };
+    let mut following: Option<(Arc<Keys>, Schedule)> = None;
+    loop {
+        let current = issuer(&proxy);
+        // Keys from elsewhere begin anew.
+        following = current.as_ref().map(|(keys, ..)| match following.take() {
+            Some((known, schedule)) if Arc::ptr_eq(&known, keys) => (known, schedule),
+            _ => (keys.clone(), Schedule::new(Instant::now())),
+        });
+        let Some(((keys, tls, every), (_, schedule))) = current.zip(following.as_mut()) else {
+            missing.note(false);
+            tokio::select! {
+                biased;
+                () = service.shutdown().draining() => return Ok(()),
+                changed = config.changed() => { changed?; continue; }
+            }
+        };
+        missing.note(keys.count() == 0 || schedule.failures > 0);
+        tokio::select! {
+            biased;
+            () = service.shutdown().draining() => return Ok(()),
+            changed = config.changed() => { changed?; continue; }
+            () = keys.missed.notified() => { schedule.hasten(Instant::now()); continue; }
+            () = tokio::time::sleep_until(schedule.due.into()) => {}
+        }
+        let fetched = tokio::select! {
+            biased;
+            () = service.shutdown().draining() => return Ok(()),
+            fetched = fetch(&keys, tls, &timeouts) => fetched,
+        };
+        let good = match fetched {
+            Ok(set) => {
+                tracing::debug!(keys = set.len(), "keys of JWTs fetched");
+                keys.set.store(Some(Arc::new(set)));
+                true
+            }
+            Err(error) => {
+                tracing::warn!(error, kept = keys.count(), "keys of JWTs could not be fetched");
+                retries.inc();
+                false
+            }
+        };
+        results[usize::from(!good)].inc();
+        schedule.done(good, every, Instant::now());
+    }
+}
+
+/// Where keys are to be fetched from now, how, and how often; `None` if they are in a file or not needed.
+fn issuer(proxy: &Proxy) -> Option<(Arc<Keys>, Option<TlsClient>, Duration)> {
+    let snapshot = proxy.snapshot();
+    match snapshot.auth() {
+        Auth::Jwt(jwt) if jwt.keys.source.is_some() => Some((jwt.keys.clone(), jwt.tls.clone(), jwt.refresh)),
+        _ => None,
+    }
+}
+
+/// When keys are fetched next. Pure.
+#[derive(Debug)]
+struct Schedule {
+    due: Instant,
+    last: Option<Instant>,
+    failures: u32,
+}
+
+impl Schedule {
+    fn new(now: Instant) -> Schedule {
+        Schedule { due: now, last: None, failures: 0 }
+    }
+
+    fn done(&mut self, good: bool, every: Duration, now: Instant) {
+        self.last = Some(now);
+        self.failures = if good { 0 } else { self.failures.saturating_add(1) };
+        let pause = BACKOFF[0].saturating_mul(1 << self.failures.saturating_sub(1).min(10)).min(BACKOFF[1]);
+        self.due = now + if good { every } else { pause.min(every) };
+    }
+
+    /// A key was missed: the next fetch comes soon, but not sooner than the gap allows.
+    fn hasten(&mut self, now: Instant) {
+        let soonest = self.last.map_or(now, |last| (last + MISS_GAP).max(now));
+        self.due = self.due.min(soonest);
+    }
+}
+
+/// What readiness says; nothing once this is gone.
+struct Missing {
+    service: Service,
+    is_lost: bool,
+}
+
+impl Missing {
+    fn note(&mut self, lost: bool) {
+        if lost && !self.is_lost {
+            self.service.lose(CAUSE, Severity::Degraded);
+        } else if !lost && self.is_lost {
+            self.service.restore(CAUSE);
+        }
+        self.is_lost = lost;
+    }
+}
+
+impl Drop for Missing {
+    fn drop(&mut self) {
+        self.note(false);
+    }
+}
+
+async fn fetch(keys: &Keys, tls: Option<TlsClient>, timeouts: &Counter) -> Result<KeySet, String> {
+    let source = keys.source.as_ref().ok_or("there is nowhere to fetch from")?;
+    source.remote.set_tls(tls);
+    let fetched = tokio::time::timeout(FETCH_TIMEOUT, source.fetch()).await;
+    fetched.unwrap_or_else(|_elapsed| {
+        timeouts.inc();
+        Err("there was no answer in time".to_owned())
+    })
+}
+
+impl Source {
+    async fn fetch(&self) -> Result<KeySet, String> {
+        let head = Get { path: &self.path, host: self.remote.address.authority() };
+        let limits = CallLimits { connect_timeout: FETCH_TIMEOUT, silence: FETCH_TIMEOUT };
+        let answer = self.remote.call(&head, &mut None, limits).await.map_err(|error| error.to_string())?;
+        if answer.status != StatusCode::OK {
+            return Err(format!("the answer was {}", answer.status));
+        }
+        let bytes = match answer.payload {
+            Payload::Whole(bytes) => bytes,
+            Payload::Stream(body) => {
+                Body::stream(body).collect(SET_BYTES_MAX).await.map_err(|error| error.to_string())?
+            }
+            Payload::Upgraded(_) => return Err("it changed the protocol".to_owned()),
+        };
+        KeySet::parse(&bytes).map_err(|error| error.to_string())
+    }
+}
+
+/// A plain `GET`.
+struct Get<'a> {
+    path: &'a str,
+    host: &'a str,
+}
+
+impl Outgoing for Get<'_> {
+    fn method(&self) -> &Method {
+        &Method::GET
+    }
+
+    fn write_http1(&self, out: &mut BytesMut) {
+        let Get { path, host } = self;
+        let head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\naccept: application/json\r\n\r\n");
+        out.extend_from_slice(head.as_bytes());
+    }
+
+    fn http2(&self, scheme: &str, authority: &str) -> Request<()> {
+        let request = Request::get(format!("{scheme}://{authority}{}", self.path));
+        let request = request.header("accept", "application/json");
+        request.body(()).expect("a URL that was read makes a request")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_fetched_at_once_then_now_and_then_and_sooner_when_one_is_missed() {
+        let (start, every) = (Instant::now(), Duration::from_secs(600));
+        let after = |seconds: u64| start + Duration::from_secs(seconds);
+        let mut schedule = Schedule::new(start);
+        assert_eq!(schedule.due, start);
+        schedule.done(true, every, start);
+        assert_eq!(schedule.due, after(600));
+        schedule.hasten(after(1));
+        assert_eq!(schedule.due, after(5), "however many keys are made up");
+        schedule.hasten(after(2));
+        assert_eq!(schedule.due, after(5));
+        schedule.done(true, every, after(5));
+        schedule.hasten(after(100));
+        assert_eq!(schedule.due, after(100), "a new key is found at once after a quiet time");
+    }
+
+    #[test]
+    fn failures_are_tried_again_less_and_less_often_up_to_a_bound() {
+        let (start, every) = (Instant::now(), Duration::from_secs(600));
+        let mut schedule = Schedule::new(start);
+        for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
+            schedule.done(false, every, start);
+            assert_eq!(schedule.due - start, Duration::from_secs(seconds));
+        }
+        schedule.done(true, every, start);
+        assert_eq!((schedule.due - start, schedule.failures), (every, 0));
+        for _ in 0..u8::MAX {
+            schedule.done(false, Duration::from_secs(7), start);
+        }
+        assert_eq!(schedule.due - start, Duration::from_secs(7), "never less often than without a failure");
+    }
+}
