@@ -4,6 +4,7 @@
 mod access_log;
 mod admin;
 mod blame;
+mod browser;
 mod commands;
 mod documents;
 mod edge;
