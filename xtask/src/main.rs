@@ -3,6 +3,7 @@
 
 mod assets;
 mod bench;
+mod conformance;
 mod dist;
 mod fuzz;
 mod run;
@@ -27,6 +28,8 @@ cargo xtask bench edge [--quick] [SCENARIO...]
 cargo xtask bench registry [--quick] [SCENARIO...]
                                        beside etcd; none named: all of commits reads streams verify
 cargo xtask soak gateway [MINUTES]     overload, faults, kills and reloads, 30 minutes by default
+cargo xtask conformance [--accept]     the public tests of HTTP caches through a site of the edge; what passed once
+                                       must pass, `--accept` keeps a new result
 cargo xtask dist                       a release archive in target/dist";
 
 fn main() -> ExitCode {
@@ -60,6 +63,8 @@ fn main() -> ExitCode {
         ["bench", "registry", ref scenarios @ ..] => bench::registry(scenarios),
         ["soak", "gateway"] => soak::gateway(30),
         ["soak", "gateway", minutes] => minutes.parse().is_ok_and(soak::gateway),
+        ["conformance"] => conformance::run(false),
+        ["conformance", "--accept"] => conformance::run(true),
         ["dist"] => dist::build(),
         _ => {
             println!("{HELP}");

@@ -13,6 +13,8 @@ use http::header::{
 use http::{HeaderMap, StatusCode};
 use std::ops::Range;
 
+const CONTENT_MD5: HeaderName = HeaderName::from_static("content-md5");
+
 /// Turns a client's request into one that validates a stored response: its conditions are kept for later, when
 /// the stored response is there to judge them by, and ours take their place (section 4.3.1).
 pub fn make_conditional(request: &mut HeaderMap, head: &StoredHead) {
@@ -129,8 +131,8 @@ pub fn freshen(
 ) -> Freshened {
     let mut update = response.clone();
     clean(&mut update);
-    // The stored bytes are in the coding in which they came, and as many as they were.
-    for name in [CONTENT_ENCODING, CONTENT_RANGE] {
+    // The stored bytes are in the coding in which they came, as many as they were, and have the hash they had.
+    for name in [CONTENT_ENCODING, CONTENT_RANGE, CONTENT_MD5] {
         update.remove(name);
     }
     let mut headers = head.headers().clone();

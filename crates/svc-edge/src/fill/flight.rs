@@ -120,6 +120,11 @@ impl<P: Send> Flight<P> {
         }
     }
 
+    /// Whether it is known how it begins.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.state().news.is_some()
+    }
+
     /// How it begins. Cancel-safe.
     pub(crate) async fn news(&self) -> News {
         self.wait(|state| state.news.clone()).await

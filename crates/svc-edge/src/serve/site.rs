@@ -14,13 +14,14 @@ use crate::fill::{
 };
 use crate::semantics::Preconditions;
 use http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, IF_MATCH,
-    IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, PRAGMA, RANGE, VIA,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName,
+    HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, PRAGMA, RANGE,
+    VIA,
 };
 use http::request::Parts;
 use http::{Method, Response, StatusCode, Uri, Version};
 use ron_kernel::admission::deadline::{Budget, REQUEST_TIMEOUT};
-use ron_kernel::http::client::Payload;
+use ron_kernel::http::client::{Payload, retain};
 use ron_kernel::http::{Body, ConnInfo};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID};
 use ron_kernel::reason::Reason;
@@ -57,9 +58,14 @@ impl Visit<'_> {
     /// The client's fields as the origin gets them.
     fn forwarded(&self, request: &Parts) -> HeaderMap {
         let mut headers = cleaned(request.headers.clone());
-        for name in [HOST, CONTENT_LENGTH, X_FORWARDED_FOR, REQUEST_TIMEOUT] {
+        for name in [HOST, CONTENT_LENGTH, EXPECT, FORWARDED, REQUEST_TIMEOUT] {
             headers.remove(name);
         }
+        // What a client says of other hops is no more than its word, and no response is told apart by it.
+        retain(&mut headers, |name| {
+            let plain = name.as_str().replace('_', "-");
+            !plain.starts_with("x-forwarded-") && plain != "x-real-ip"
+        });
         let text = |text: &str| HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static(""));
         let address = if self.conn.address.is_empty() { "unknown" } else { &self.conn.address };
         headers.insert(X_FORWARDED_FOR, text(address));
@@ -181,6 +187,11 @@ impl Edge {
         permit: Permit,
     ) -> Result<Response<Body>, Retry> {
         let (flight, leads) = self.fill.flights.join(&cas::response_name(&work.key, ""));
+        let role = match (leads, flight.has_begun()) {
+            (true, _) => Role::Leads,
+            (false, false) => Role::Follows,
+            (false, true) => Role::Late,
+        };
         if leads {
             let pilot = Pilot::new(flight.clone(), Some(self.fill.flights.clone()));
             // Somebody may have brought it in between the look and the flight.
@@ -197,7 +208,7 @@ impl Edge {
                 until,
             });
         }
-        self.watch_visit(request, work, &flight, leads, visit, permit).await
+        self.watch_visit(request, work, &flight, role, visit, permit).await
     }
 
     fn submit_site(&self, job: Job) {
@@ -288,18 +299,27 @@ impl Edge {
         request: &Parts,
         work: Arc<SiteWork>,
         flight: &Arc<Flight>,
-        leads: bool,
+        role: Role,
         visit: &Visit<'_>,
         permit: Permit,
     ) -> Result<Response<Body>, Retry> {
+        let leads = role == Role::Leads;
         let source = if leads { Source::Fill } else { Source::Collapsed };
         let status = CacheStatus { forwarded: Some(work.forward.reason), collapsed: !leads, ..bare() };
         let news = tokio::time::timeout_at(visit.budget.until.into(), flight.news()).await;
         let failure = match news {
             Ok(News::Begun(begun)) => {
-                let fits = |head: &StoredHead| head.selecting().matches(&work.client);
+                let fits = |head: &StoredHead| {
+                    let freshness = head.freshness(&visit.origin.policy, UnixMillis(unix_millis()));
+                    // An answer that had begun before the request came is for it only if it would be when stored.
+                    let good = role == Role::Follows
+                        || freshness.is_fresh()
+                            && head.rules().no_cache != cache::directives::Scope::Everything;
+                    good && head.selecting().matches(&work.client)
+                };
                 if leads || begun.head.as_ref().is_some_and(fits) {
                     let status = CacheStatus { stored: leads, ..status };
+                    settle(flight, &begun, visit.budget).await;
                     return Ok(self.stream(request, flight, &begun, (source, status), visit, permit));
                 }
                 return self.go_alone(request, work, visit, permit).await;
@@ -364,6 +384,7 @@ impl Edge {
                     return Err(Retry::Again(Failure::Lost.rejection()));
                 };
                 let status = CacheStatus { stored: true, ..status };
+                settle(&flight, &begun, visit.budget).await;
                 Ok(self.stream(request, &flight, &begun, (Source::Fill, status), visit, permit))
             }
         }
@@ -521,7 +542,8 @@ impl Edge {
         visit: &Visit<'_>,
         permit: Permit,
     ) -> Result<Response<Body>, Rejection> {
-        let reason = cache::Reason::Method;
+        let reads = matches!(request.method, Method::GET | Method::HEAD);
+        let reason = if reads { cache::Reason::Bypass } else { cache::Reason::Method };
         let status = CacheStatus { forwarded: Some(reason), ..bare() };
         self.count_cache(Source::Miss);
         if visit.snapshot.settings.mode == Mode::Offline {
@@ -551,6 +573,23 @@ impl Edge {
             }
         }
         Ok(pass_on(request, asked, headers, status, visit, permit))
+    }
+}
+
+/// How a request came to its flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Leads,
+    Follows,
+    /// It came when the answer had begun.
+    Late,
+}
+
+/// Without content there is no last byte to hold back until the response is stored: the answer as a whole waits.
+async fn settle(flight: &Flight, begun: &Begun, budget: Budget) {
+    if begun.len == Some(0) {
+        // If it takes too long, the client asks again and finds nothing, which is no harm.
+        let _ = tokio::time::timeout_at(budget.until.into(), flight.landed(u64::MAX)).await;
     }
 }
 

@@ -124,6 +124,7 @@ Age: 30
 ETag: \"a\"
 Content-Type: text/plain
 Content-Encoding: gzip
+Content-MD5: one
 X: 1
 X: 2
 Y: 1",
@@ -134,6 +135,7 @@ Cache-Control: max-age=90
 ETag: \"a\"
 Content-Type: text/html
 Content-Encoding: br
+Content-MD5: two
 Content-Length: 0
 Content-Range: bytes 0-1/2
 Connection: Z
@@ -151,6 +153,7 @@ Cache-Control: max-age=90
 ETag: \"a\"
 Content-Type: text/html
 Content-Encoding: gzip
+Content-MD5: one
 X: 3
 Y: 1
 Set-Cookie: a=b",
