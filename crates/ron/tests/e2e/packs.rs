@@ -1,5 +1,6 @@
 //! Packs over HTTP: every tile as the pack has it, whatever happens to the file.
 
+use crate::browser::Browser;
 use crate::edge::config;
 use ron_testkit::{Answer, Client, Node, get, request, ron};
 use serde_json::Value;
@@ -447,6 +448,29 @@ fn without_a_disk_packs_are_checked_all_the_same_and_nothing_is_written() {
     node.eventually("the pack is checked", |node| listed(node, "a")["verified"] == true);
     assert_eq!(ask(&node, "/edge/packs/a/0/0/0", &[]).status, 200);
     assert!(!node.dir.path().join("cas").exists());
+}
+
+/// Where the picture is left that the browser took.
+const PICTURE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/preview.png");
+
+#[test]
+fn chromium_draws_a_pack_on_the_preview_page() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "a.pmtiles", &Sample { gap_percent: 0, sea_percent: 0, ..Sample::default() });
+    let node = start(dir, &config("", &packs(&[("a", "a.pmtiles", "")])));
+    let page = ask(&node, "/edge/preview/a", &[]);
+    assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));
+    assert!(page.header("content-security-policy").unwrap().contains("script-src 'self'"));
+    assert!(page.text().contains("preview.mjs"), "built without its library: run `cargo xtask assets` first");
+    // Where and how near is in the fragment.
+    let mut browser = Browser::open(&format!("http://{}/edge/preview/a#3/20/30", edge(&node)));
+    let drawn = "(({map, features}) => map === 'failed' || features > 2 ? map : null)(document.documentElement.dataset)";
+    let state = browser.wait_for(drawn);
+    let note = browser.evaluate("document.getElementById('note').textContent");
+    assert_eq!((state.as_str(), note.as_str()), (Some("idle"), Some("")));
+    std::fs::write(PICTURE, browser.picture()).unwrap();
+    let tiles = "http_requests_total{service=\"edge\",route=\"/edge/packs\",method=\"GET\",status=\"200\"}";
+    assert!(node.metric(tiles) > 4.0, "TileJSON and several tiles");
 }
 
 #[test]

@@ -49,9 +49,11 @@ impl Sample {
         }
         let lines: Vec<Vec<u64>> = (0..=draw.below(4))
             .map(|_| {
-                (0..=draw.below(self.points_max.max(1)))
-                    .flat_map(|_| [draw.below(300), draw.below(300)])
-                    .collect()
+                // It begins anywhere in the tile and goes on in small steps.
+                let begin = [2 * draw.below(4096), 2 * draw.below(4096)];
+                let steps = draw.below(self.points_max.max(1));
+                let on = (0..steps).flat_map(|_| [draw.below(300), draw.below(300)]);
+                begin.into_iter().chain(on).collect()
             })
             .collect();
         Some(layer("land", &lines))
