@@ -3,8 +3,8 @@
 use super::{Edge, Snapshot, Source, unix_millis};
 use crate::body::PartsBody;
 use crate::cache::{
-    self, Answer, CACHE_STATUS, CacheStatus, Forward, Freshness, StoredHead, UnixMillis, Verdict, answer,
-    freshen_by_head, invalidated,
+    self, Answer, CACHE_STATUS, CacheStatus, Forward, Freshness, Reuse, StoredHead, UnixMillis, Verdict,
+    answer, freshen_by_head, invalidated,
 };
 use crate::cas::{self, Names, ReadError};
 use crate::config::Mode;
@@ -124,7 +124,7 @@ impl Edge {
     ) -> Result<Response<Body>, Retry> {
         let key = visit.key(target);
         let stored = self.cas.responses(&key);
-        let heads: Vec<&StoredHead> = stored.iter().filter_map(|it| it.asset.head.as_ref()).collect();
+        let heads = heads(&stored);
         let now = UnixMillis(unix_millis());
         let forward =
             match cache::decide((&request.method, &request.headers), &heads, &visit.origin.policy, now) {
@@ -214,7 +214,7 @@ impl Edge {
         visit: &Visit<'_>,
         permit: Permit,
     ) -> Result<Response<Body>, Retry> {
-        let heads: Vec<&StoredHead> = stored.iter().filter_map(|it| it.asset.head.as_ref()).collect();
+        let heads = heads(stored);
         if let Some(at) = cache::select(&request.headers, &heads) {
             let freshness = heads[at].freshness(&visit.origin.policy, UnixMillis(unix_millis()));
             let status = CacheStatus { hit: true, detail: Some("offline"), ..bare() };
@@ -297,18 +297,23 @@ impl Edge {
         let news = tokio::time::timeout_at(visit.budget.until.into(), flight.news()).await;
         let failure = match news {
             Ok(News::Begun(begun)) => {
-                let fits = |head: &StoredHead| head.selecting().matches(&work.client);
-                if leads || begun.head.as_ref().is_some_and(fits) {
+                // Whoever did not ask gets it only if the store may give it to everybody: else it may be another's own.
+                let reusable = |head: &StoredHead| reuse(request, &[head], visit).is_some();
+                if leads || begun.head.as_ref().is_some_and(reusable) {
                     let status = CacheStatus { stored: leads, ..status };
                     return Ok(self.stream(request, flight, &begun, (source, status), visit, permit));
                 }
                 return self.go_alone(request, work, visit, permit).await;
             }
-            Ok(News::Changed) => {
+            Ok(News::Confirmed(found)) if leads => {
+                let status = CacheStatus { forwarded_status: Some(StatusCode::NOT_MODIFIED), ..status };
+                let freshness = freshness(&found, visit);
+                return self.serve_stored(request, &found, freshness, (source, status), visit, permit).await;
+            }
+            Ok(News::Confirmed(_) | News::Changed) => {
+                // That was said to another client, and counts for this one as far as it made something fresh.
                 let stored = self.cas.responses(&work.key);
-                let heads: Vec<&StoredHead> = stored.iter().filter_map(|it| it.asset.head.as_ref()).collect();
-                if let Some(at) = cache::select(&request.headers, &heads) {
-                    let freshness = heads[at].freshness(&visit.origin.policy, UnixMillis(unix_millis()));
+                if let Some(Reuse { stored: at, freshness, .. }) = reuse(request, &heads(&stored), visit) {
                     let status = CacheStatus { forwarded_status: Some(StatusCode::NOT_MODIFIED), ..status };
                     return self
                         .serve_stored(request, &stored[at], freshness, (source, status), visit, permit)
@@ -345,10 +350,7 @@ impl Edge {
                 self.stand_in(request, &work, failure, visit, permit).await
             }
             Ok(Exchanged::Confirmed(found)) => {
-                let freshness =
-                    found.asset.head.as_ref().map_or(Freshness { age_ms: 0, lifetime_ms: 0 }, |head| {
-                        head.freshness(&visit.origin.policy, UnixMillis(unix_millis()))
-                    });
+                let freshness = freshness(&found, visit);
                 self.serve_stored(request, &found, freshness, (Source::Fill, status), visit, permit).await
             }
             Ok(Exchanged::Passed(passed)) => Ok(self.hand_over(request, *passed, status, visit, permit)),
@@ -501,13 +503,14 @@ impl Edge {
         let asked = visit.origin.ask(&ask, &patience, &self.fill.counters).await;
         let mut asked = asked.map_err(|failure| failure.rejection().header(CACHE_STATUS, status.value()))?;
         let headers = take_fields(&mut asked);
-        let heads: Vec<&StoredHead> = stored.iter().filter_map(|it| it.asset.head.as_ref()).collect();
+        let heads = heads(stored);
         if asked.answer.status == StatusCode::OK
             && let Some(at) = cache::select(&request.headers, &heads)
         {
             let freshened = freshen_by_head(heads[at], &ask.headers, &headers, asked.exchange);
+            let kept = freshened.keep.then_some(freshened.head);
             // What cannot be noted now is noted when it is next confirmed.
-            let _ = self.cas.freshen(stored[at].name.clone(), freshened.head).await;
+            let _ = self.cas.freshen(stored[at].name.clone(), stored[at].asset.clone(), kept).await;
         }
         Ok(pass_on(request, asked, headers, status, visit, permit))
     }
@@ -551,6 +554,25 @@ impl Edge {
             }
         }
         Ok(pass_on(request, asked, headers, status, visit, permit))
+    }
+}
+
+fn heads(stored: &[cas::Response]) -> Vec<&StoredHead> {
+    stored.iter().filter_map(|it| it.asset.head.as_ref()).collect()
+}
+
+fn freshness(found: &cas::Response, visit: &Visit<'_>) -> Freshness {
+    let now = UnixMillis(unix_millis());
+    let none = Freshness { age_ms: 0, lifetime_ms: 0 };
+    found.asset.head.as_ref().map_or(none, |head| head.freshness(&visit.origin.policy, now))
+}
+
+/// Which of these answers a request without anybody being asked.
+fn reuse(request: &Parts, stored: &[&StoredHead], visit: &Visit<'_>) -> Option<Reuse> {
+    let now = UnixMillis(unix_millis());
+    match cache::decide((&request.method, &request.headers), stored, &visit.origin.policy, now) {
+        Verdict::Reuse(reuse) => Some(reuse),
+        Verdict::Forward(_) | Verdict::NotCached => None,
     }
 }
 
