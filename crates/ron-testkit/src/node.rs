@@ -101,8 +101,8 @@ impl Node {
             std::fs::File::options().append(true).open(self.dir.path().join("log")).expect("it is there");
         let mut command = command(&["run", "gateway", "--takeover", "--config", "ron.toml"], self.dir.path());
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a file can be shared")).stderr(log);
-        let newcomer = command.spawn().expect("the binary is there");
-        let former = std::mem::replace(&mut self.child, newcomer);
+        #[expect(clippy::zombie_processes, reason = "whoever gets the former process waits for it")]
+        let former = std::mem::replace(&mut self.child, command.spawn().expect("the binary is there"));
         let begun = Instant::now();
         loop {
             let text = std::fs::read_to_string(self.dir.path().join("addresses.json")).unwrap_or_default();

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 /// A connection, plain or not.
@@ -36,6 +36,27 @@ pub enum Script {
     Silence,
     /// Close as soon as the head is there, without reading the body.
     HangUp,
+    /// What this makes of the request's head.
+    ByHead(fn(&str) -> Script),
+}
+
+/// Holds whoever comes, until it is opened.
+#[derive(Clone, Debug, Default)]
+pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
+
+impl Gate {
+    pub fn open(&self) {
+        *self.0.0.lock().expect("no test panics while holding this") = true;
+        self.0.1.notify_all();
+    }
+
+    /// Returns when it is open.
+    pub fn pass(&self) {
+        let mut open = self.0.0.lock().expect("no test panics while holding this");
+        while !*open {
+            open = self.0.1.wait(open).expect("no test panics while holding this");
+        }
+    }
 }
 
 /// A running origin on a port of its own.
@@ -141,7 +162,10 @@ fn serve(mut stream: impl Read + Write, log: &Log, choose: &dyn Fn(&str) -> Scri
         buffer.drain(..end);
         log.seen.lock().expect("no test panics while holding this").push(head.clone());
         let path = head.split(' ').nth(1).unwrap_or("/").to_owned();
-        let script = choose(&path);
+        let mut script = choose(&path);
+        while let Script::ByHead(choose) = script {
+            script = choose(&head);
+        }
         if matches!(script, Script::HangUp) {
             return Ok(());
         }
@@ -204,7 +228,7 @@ fn act(
             stream.flush()?;
             return Ok(false);
         }
-        Script::HangUp => return Ok(false),
+        Script::HangUp | Script::ByHead(_) => return Ok(false),
         Script::Upgrade => {
             echo(stream, std::mem::take(buffer))?;
             return Ok(false);

@@ -285,10 +285,16 @@ impl Cas {
         self.send(Op::Forget(which, conditions, reply), answer).await
     }
 
-    /// Notes what an origin says now of what is stored under a name.
-    pub async fn freshen(&self, name: Arc<str>, head: StoredHead) -> Result<usize, CasError> {
+    /// Notes what an origin says now of what was found under a name: new fields, or with `None` that it may not be
+    /// kept. Nothing happens if the name leads to something else by now.
+    pub async fn freshen(
+        &self,
+        name: Arc<str>,
+        found: Arc<Asset>,
+        head: Option<StoredHead>,
+    ) -> Result<usize, CasError> {
         let (reply, answer) = oneshot::channel();
-        self.send(Op::Freshen(name, Box::new(head), reply), answer).await
+        self.send(Op::Freshen(name, found, head.map(Box::new), reply), answer).await
     }
 
     /// Adds encodings to a name that still stands for this object. If the queue is full it goes without them.

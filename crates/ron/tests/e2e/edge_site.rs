@@ -2,7 +2,7 @@
 
 use crate::edge::{Edge, config};
 use crate::edge_fill::{certificates, start_tls};
-use ron_testkit::{Answer, Client, Node, Origin, Script, get, request};
+use ron_testkit::{Answer, Client, Gate, Node, Origin, Script, get, request};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -235,6 +235,98 @@ fn a_herd_is_collapsed_and_a_private_answer_is_not_shared() {
     let varied = herd("/vary", 6, &|n| (n % 2).to_string());
     assert!(varied.iter().all(|answer| answer.status == 200));
     assert!((2..=4).contains(&site.origin.count("/vary")), "{}", site.origin.count("/vary"));
+}
+
+/// A field of a request's head; empty if it has none.
+fn field<'a>(head: &'a str, name: &str) -> &'a str {
+    let lines = head.lines().filter_map(|line| line.split_once(": "));
+    lines.filter(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value).next().unwrap_or("")
+}
+
+impl Site {
+    /// Asks while an origin is held at a gate, each when the one before it is in; opens it when all are.
+    fn together(&self, path: &str, gate: &Gate, fields: &[&str]) -> Vec<Answer> {
+        let mut all = Vec::new();
+        let before = self.origin.count(path);
+        for (number, field) in fields.iter().enumerate() {
+            let mut client = Client::connect(&self.edge.address()).unwrap();
+            client.send(format!("GET {path} HTTP/1.1\r\nHost: test\r\n{field}\r\n\r\n").as_bytes()).unwrap();
+            all.push(client);
+            self.edge.node.eventually("it is in", |node| {
+                let inside = node.metric("inflight_requests{service=\"edge\"}");
+                inside > number as f64 && self.origin.count(path) > before
+            });
+        }
+        gate.open();
+        all.iter_mut().map(|client| client.read_answer("GET").unwrap()).collect()
+    }
+}
+
+#[test]
+fn who_waits_with_others_gets_nothing_that_the_store_may_not_give_to_all() {
+    fn own(head: &str) -> Script {
+        let who = field(head, "cookie").to_owned();
+        ok(&format!("ETag: \"{who}\"\r\nSet-Cookie: {who}\r\n"), who.as_bytes())
+    }
+    let gate = Gate::default();
+    let held = gate.clone();
+    let site = Site::start(move |_| {
+        held.pass();
+        Script::ByHead(own)
+    });
+    let answers = site.together("/account", &gate, &["Cookie: a", "Cookie: b", "Cookie: c"]);
+    let seen: Vec<_> =
+        answers.iter().map(|it| (it.text(), it.header("set-cookie").unwrap().to_owned())).collect();
+    assert_eq!(seen, ["a", "b", "c"].map(|who| (who.to_owned(), who.to_owned())));
+}
+
+#[test]
+fn what_was_confirmed_to_one_client_is_not_confirmed_to_another() {
+    /// Every language is in its first version, or German in its second.
+    fn say(head: &str, german: &str) -> Script {
+        let language = field(head, "accept-language");
+        let version = if language == "de" { german } else { "1" };
+        let tag = format!("\"{language}{version}\"");
+        let fields =
+            format!("Cache-Control: max-age=0, must-revalidate\r\nVary: Accept-Language\r\nETag: {tag}\r\n");
+        match field(head, "if-none-match") == tag {
+            true => Script::Answer(format!("304 Not Modified\r\n{fields}"), Vec::new()),
+            false => ok(&fields, tag.as_bytes()),
+        }
+    }
+    let (gate, changed) = (Gate::default(), Arc::new(AtomicUsize::new(0)));
+    let (held, now) = (gate.clone(), changed.clone());
+    let site = Site::start(move |_| match now.load(Ordering::SeqCst) {
+        0 => Script::ByHead(|head| say(head, "1")),
+        _ => {
+            held.pass();
+            Script::ByHead(|head| say(head, "2"))
+        }
+    });
+    for (language, tag) in [("en", "\"en1\""), ("de", "\"de1\"")] {
+        assert_eq!(site.edge.get("/x", &[("Accept-Language", language)]).text(), tag);
+    }
+    changed.store(1, Ordering::SeqCst);
+    let answers = site.together("/x", &gate, &["Accept-Language: en", "Accept-Language: de"]);
+    assert_eq!((answers[0].text().as_str(), answers[1].text().as_str()), ("\"en1\"", "\"de2\""));
+    assert_eq!(answers[0].header("cache-status"), Some("ron-edge; fwd=stale; fwd-status=304"));
+}
+
+#[test]
+fn what_a_head_makes_private_is_not_kept() {
+    fn choose(head: &str) -> Script {
+        let own = if head.starts_with("HEAD") { "private\r\nSet-Cookie: own" } else { "max-age=600" };
+        ok(&format!("ETag: \"1\"\r\nCache-Control: {own}\r\n"), b"x")
+    }
+    let site = Site::start(|_| Script::ByHead(choose));
+    site.get("/x");
+    assert!(site.status("/x").starts_with("ron-edge; hit"));
+    let fields = [("Cache-Control", "no-cache"), ("Authorization", "Basic YTpi")];
+    let head = request(&site.edge.address(), "HEAD", "/x", &fields, b"").unwrap();
+    assert_eq!((head.status, head.header("set-cookie")), (200, Some("own")));
+    let after = site.get("/x");
+    assert_eq!((after.header("set-cookie"), after.header("cache-control")), (None, Some("max-age=600")));
+    assert_eq!(after.header("cache-status"), Some("ron-edge; fwd=uri-miss; stored"));
 }
 
 #[test]

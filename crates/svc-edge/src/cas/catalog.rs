@@ -80,6 +80,11 @@ pub struct Asset {
 }
 
 impl Asset {
+    /// Its bytes as they are, without encodings.
+    pub fn parts(&self) -> impl Iterator<Item = &Address> {
+        self.variants.iter().filter(|(coding, _)| *coding == Coding::Identity).map(|(_, address)| address)
+    }
+
     pub fn to_json(&self, name: &str) -> Value {
         let variants: serde_json::Map<_, _> = self
             .variants
@@ -89,8 +94,7 @@ impl Asset {
         let mut record = json!({"name": name, "type": self.content_type, "modified": self.modified, "keys": self.keys, "variants": variants});
         if let Some(head) = &self.head {
             record["head"] = STANDARD.encode(head.encode()).into();
-            let parts = self.variants.iter().filter(|(coding, _)| *coding == Coding::Identity);
-            record["parts"] = parts.map(|(_, address)| address.to_string()).collect();
+            record["parts"] = self.parts().map(ToString::to_string).collect();
         }
         record
     }

@@ -71,8 +71,8 @@ pub struct Stored {
 pub enum Op {
     Put(Box<Put>, oneshot::Sender<Result<Stored, CasError>>),
     Forget(Names, Preconditions, oneshot::Sender<Result<usize, CasError>>),
-    /// The origin has confirmed what it said before, with these fields now.
-    Freshen(Arc<str>, Box<StoredHead>, oneshot::Sender<Result<usize, CasError>>),
+    /// The origin has confirmed what it said before, with these fields now, or takes it back.
+    Freshen(Arc<str>, Arc<Asset>, Option<Box<StoredHead>>, oneshot::Sender<Result<usize, CasError>>),
     /// Encodings of a named object were made.
     Encoded(String, Address, Vec<(Coding, Arrived)>),
     /// The scrub found a file that the index does not know.
@@ -146,8 +146,8 @@ impl Cas {
                     Ok(count) => out.owed.push(Owed::Forgotten(reply, count)),
                     Err(error) => drop(reply.send(Err(error))),
                 },
-                Op::Freshen(name, head, reply) => {
-                    let changed = self.freshen_one(&name, *head, &mut out);
+                Op::Freshen(name, found, head, reply) => {
+                    let changed = self.freshen_one(&name, &found, head.map(|head| *head), &mut out);
                     out.owed.push(Owed::Forgotten(reply, changed));
                 }
                 Op::Encoded(name, address, encoded) => self.encode_one(&name, address, encoded, &mut out),
@@ -315,10 +315,26 @@ impl Cas {
         }
     }
 
-    fn freshen_one(&self, name: &Arc<str>, head: StoredHead, out: &mut Outcomes) -> usize {
+    fn freshen_one(
+        &self,
+        name: &Arc<str>,
+        found: &Asset,
+        head: Option<StoredHead>,
+        out: &mut Outcomes,
+    ) -> usize {
         let mut catalog = self.catalog.lock();
-        let Some(asset) = catalog.asset(name).filter(|asset| asset.head.is_some()) else { return 0 };
-        let asset = Arc::new(Asset { head: Some(head), ..Asset::clone(asset) });
+        // Another response may have come meanwhile, whose bytes these fields are not about. Encodings may have too.
+        let same = |asset: &&Arc<Asset>| {
+            asset.head.is_some() && asset.head == found.head && asset.parts().eq(found.parts())
+        };
+        let Some(asset) = catalog.asset(name).filter(same).cloned() else { return 0 };
+        let Some(head) = head else {
+            catalog.forget(name);
+            out.changes.push(Change::NoName(name.clone()));
+            drop_unused(&mut catalog, &asset, out);
+            return 1;
+        };
+        let asset = Arc::new(Asset { head: Some(head), ..Asset::clone(&asset) });
         catalog.set_name(name, asset.clone());
         out.changes.push(Change::Name(name.clone(), asset));
         1

@@ -1,7 +1,7 @@
 //! The store as a whole: durable, checked, bounded.
 
 use super::*;
-use crate::cache::{Exchange, Policy, UnixMillis, judge};
+use crate::cache::{Exchange, Policy, StoredHead, UnixMillis, judge};
 use crate::semantics::Coding;
 use http::HeaderMap;
 use http::header::{IF_MATCH, IF_NONE_MATCH};
@@ -10,6 +10,15 @@ use std::time::Duration;
 
 fn settings(max_bytes: u64, trust: Trust) -> Settings {
     Settings { max_bytes, responses_max: 50, trust, pins: vec!["pinned".to_owned()] }
+}
+
+/// What an origin says of bytes whose tag they are themselves.
+fn head_of(bytes: &str) -> StoredHead {
+    let headers = HeaderMap::from_iter([(http::header::ETAG, format!("\"{bytes}\"").parse().unwrap())]);
+    let exchange = Exchange { requested: UnixMillis(0), received: UnixMillis(0) };
+    let request = (&http::Method::GET, &HeaderMap::new());
+    let pending = judge(request, (http::StatusCode::OK, &headers), exchange, &Policy::default()).unwrap();
+    pending.complete(bytes.len() as u64).unwrap()
 }
 
 struct Store {
@@ -69,6 +78,21 @@ impl Store {
             response: None,
         };
         self.cas.put(Put { arrived: self.arrived(bytes), name: Some(new) }).await
+    }
+
+    /// Stores a response of a site, with its bytes as their tag.
+    async fn put_response(&self, name: &str, bytes: &str) -> Result<Stored, CasError> {
+        let arrived = self.arrived(bytes.as_bytes());
+        let (head, parts) = (head_of(bytes), vec![arrived.address]);
+        let new = NewName {
+            name: name.to_owned(),
+            content_type: String::new(),
+            keys: Vec::new(),
+            encoded: Vec::new(),
+            conditions: Preconditions::default(),
+            response: Some(NewResponse { head, parts, modified: 0 }),
+        };
+        self.cas.put(Put { arrived, name: Some(new) }).await
     }
 
     fn read(&self, address: &Address) -> Result<Vec<u8>, ReadError> {
@@ -377,5 +401,32 @@ async fn what_the_scrub_saw_is_looked_at_again_when_it_is_acted_upon() {
     store.cas.changes.try_send(Op::Lost(stored.address)).unwrap();
     store.put(b"a third").await.unwrap();
     assert!(store.cas.object(&stored.address).is_none(), "it is gone indeed");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn what_an_origin_says_of_one_response_is_not_noted_of_another() {
+    let store = Store::open(None, settings(1 << 20, Trust::Always));
+    let name = response_name("/x\0http://a", "");
+    let etag = |store: &Store| {
+        let found = store.cas.response(&name)?;
+        Some(found.asset.head.as_ref()?.headers()[http::header::ETAG].clone())
+    };
+    store.put_response(&name, "one").await.unwrap();
+    let first = store.cas.response(&name).unwrap();
+    store.put_response(&name, "two").await.unwrap();
+    let second = store.cas.response(&name).unwrap();
+    let freshen = async |found: &Response, head| {
+        store.cas.freshen(name.as_str().into(), found.asset.clone(), head).await
+    };
+    for head in [Some(head_of("one")), None] {
+        assert_eq!(freshen(&first, head).await.unwrap(), 0);
+        assert_eq!(etag(&store).unwrap(), "\"two\"");
+    }
+    assert_eq!(freshen(&second, Some(head_of("new"))).await.unwrap(), 1);
+    assert_eq!(etag(&store).unwrap(), "\"new\"");
+    let third = store.cas.response(&name).unwrap();
+    assert_eq!(freshen(&third, None).await.unwrap(), 1);
+    assert!(etag(&store).is_none() && store.cas.bytes() == 0);
     store.close().await;
 }

@@ -5,7 +5,7 @@ use super::{Ask, Asked, Begun, Caps, Failure, Fill, Landed, News, Origin, Patien
 use crate::address::Address;
 use crate::cache::validators::EntityTag;
 use crate::cache::{Freshened, NotStored, Pending, StoredHead, freshen, judge, revalidation, surrogate_keys};
-use crate::cas::{Arrived, Names, NewName, NewResponse, Put};
+use crate::cas::{Arrived, Asset, NewName, NewResponse, Put};
 use crate::egress::{OriginUrl, REDIRECTS_MAX};
 use crate::encode;
 use crate::semantics::{CONTENT_DIGEST, Preconditions, REPR_DIGEST, is_compressible, sha256_of, type_of};
@@ -32,7 +32,13 @@ pub(crate) struct AssetWork {
     /// The name under which it is stored.
     pub(crate) name: String,
     /// What is stored, to be confirmed or replaced.
-    pub(crate) stored: Option<StoredHead>,
+    pub(crate) stored: Option<Arc<Asset>>,
+}
+
+impl AssetWork {
+    fn head(&self) -> Option<&StoredHead> {
+        self.stored.as_ref()?.head.as_ref()
+    }
 }
 
 /// What an origin answered.
@@ -62,18 +68,21 @@ impl Fill {
             Err(failure) => flight.end(Err(failure)),
             Ok(Fetched::Confirmed(freshened)) => {
                 let Freshened { head, keep } = *freshened;
-                let name = work.name.as_str();
-                let done = match keep {
-                    true => self.cas.freshen(name.into(), head).await,
-                    false => self.cas.forget(Names::Asset(name.to_owned()), Preconditions::default()).await,
-                };
-                match done {
-                    Ok(_) => flight.tell(News::Changed),
-                    Err(error) => flight.end(Err(error.into())),
+                match self.renew(&work, keep.then_some(head)).await {
+                    Ok(()) => flight.tell(News::Changed),
+                    Err(failure) => flight.end(Err(failure)),
                 }
             }
             Ok(Fetched::New(new)) => self.take_in(pilot, &work.name, *new, Fill::caps(snapshot)).await,
         }
+    }
+
+    /// Notes what is to become of the asset that was found stored, if it still is.
+    async fn renew(&self, work: &AssetWork, head: Option<StoredHead>) -> Result<(), Failure> {
+        if let Some(found) = &work.stored {
+            self.cas.freshen(work.name.as_str().into(), found.clone(), head).await?;
+        }
+        Ok(())
     }
 
     /// Brings in an answer that has begun.
@@ -109,7 +118,7 @@ impl Fill {
         snapshot: &Snapshot,
         until: Instant,
     ) -> Result<Fetched, Failure> {
-        let mut request = work.stored.as_ref().map(revalidation).unwrap_or_default();
+        let mut request = work.head().map(revalidation).unwrap_or_default();
         request.insert(ACCEPT, HeaderValue::from_static("*/*"));
         // Encodings are made here, and an object's address is that of its plain bytes.
         request.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -156,7 +165,7 @@ impl Fill {
         let fields =
             std::mem::replace(&mut asked.answer.fields, ron_kernel::http::Fields::Map(HeaderMap::new()));
         let mut headers = fields.into_map();
-        match (status.as_u16(), &work.stored) {
+        match (status.as_u16(), work.head()) {
             (200 | 203, _) => {}
             (304, Some(head)) => {
                 let freshened = freshen(head, request, &headers, asked.exchange);
@@ -170,11 +179,8 @@ impl Fill {
                     let left = Duration::from_millis(left.lifetime_ms.saturating_sub(left.age_ms));
                     self.negative.note(&work.name, gone, Instant::now(), left);
                 }
-                if work.stored.is_some() {
-                    // It is not there any more, so it is not here either.
-                    let names = Names::Asset(work.name.clone());
-                    let _ = self.cas.forget(names, Preconditions::default()).await;
-                }
+                // It is not there any more, so it is not here either.
+                let _ = self.renew(work, None).await;
                 return Err(Failure::Missing { gone });
             }
             (status, _) => return Err(Failure::Upstream(format!("it answered {status}"))),

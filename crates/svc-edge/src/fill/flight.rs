@@ -7,6 +7,7 @@
 use super::Failure;
 use crate::address::Address;
 use crate::cache::StoredHead;
+use crate::cas::Response;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use http_body::{Body as HttpBody, Frame, SizeHint};
@@ -48,6 +49,8 @@ pub(crate) enum News {
     Begun(Arc<Begun>),
     /// What is stored has been confirmed or replaced: look again.
     Changed,
+    /// The origin confirmed this stored response to the client that began the flight.
+    Confirmed(Arc<Response>),
     /// The answer is for one client alone, who takes it with [`Flight::take_alone`].
     Alone,
     Failed(Failure),
@@ -118,11 +121,6 @@ impl<P: Send> Flight<P> {
             }
             changed.await;
         }
-    }
-
-    /// Whether it is known how it begins.
-    pub(crate) fn has_begun(&self) -> bool {
-        self.state().news.is_some()
     }
 
     /// How it begins. Cancel-safe.
@@ -293,7 +291,8 @@ impl<P: Send> Drop for Pilot<P> {
         // Nothing of it if it has ended already.
         let open = {
             let state = self.flight.state();
-            state.end.is_none() && !matches!(state.news, Some(News::Changed | News::Alone | News::Failed(_)))
+            let told = |news: &News| !matches!(news, News::Begun(_));
+            state.end.is_none() && !state.news.as_ref().is_some_and(told)
         };
         if open {
             self.flight.end(Err(Failure::Lost));

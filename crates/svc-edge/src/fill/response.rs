@@ -6,7 +6,7 @@ use crate::cache::{
     Exchange, Forward, NotStored, Pending, StoredHead, UnixMillis, Validated, combine, freshen, judge,
     make_completion, make_conditional, validated,
 };
-use crate::cas::{Arrived, Names, NewName, NewResponse, Put, Response, response_name};
+use crate::cas::{Arrived, NewName, NewResponse, Put, Response, response_name};
 use crate::semantics::Preconditions;
 use crate::serve::{Snapshot, unix_millis};
 use http::header::{
@@ -107,7 +107,7 @@ impl Fill {
         let flight = &pilot.flight;
         match self.exchange(work, snapshot, until).await {
             Err(failure) => flight.end(Err(failure)),
-            Ok(Exchanged::Confirmed(_)) => flight.tell(News::Changed),
+            Ok(Exchanged::Confirmed(found)) => flight.tell(News::Confirmed(Arc::new(*found))),
             // Whoever waits knows by itself whether something stands in.
             Ok(Exchanged::StandIn) => {
                 flight.end(Err(Failure::Upstream("it answered with an error".to_owned())))
@@ -199,10 +199,8 @@ impl Fill {
         let Some(head) = &stored.asset.head else { return Ok(stored.clone()) };
         let freshened = freshen(head, client, headers, exchange);
         // A full queue of changes costs an update, which the next 304 brings again.
-        let _ = match freshened.keep {
-            true => self.cas.freshen(stored.name.clone(), freshened.head.clone()).await,
-            false => self.cas.forget(Names::Asset(stored.name.to_string()), Preconditions::default()).await,
-        };
+        let kept = freshened.keep.then(|| freshened.head.clone());
+        let _ = self.cas.freshen(stored.name.clone(), stored.asset.clone(), kept).await;
         let mut asset = crate::cas::Asset::clone(&stored.asset);
         asset.head = Some(freshened.head);
         Ok(Response { asset: Arc::new(asset), ..stored.clone() })
@@ -252,7 +250,7 @@ impl Fill {
         let head = freshened.head;
         match change.inserted {
             None => {
-                self.cas.freshen(stored.name.clone(), head).await?;
+                self.cas.freshen(stored.name.clone(), stored.asset.clone(), Some(head)).await?;
             }
             Some(_) => self.put(stored.name.to_string(), arrived, head, parts).await?,
         }

@@ -150,7 +150,7 @@ impl Edge {
             origin: origin.clone(),
             target: target.to_owned(),
             name: wanted.key.clone(),
-            stored: found.filter(|_| !bad).and_then(|found| found.asset.head.clone()),
+            stored: found.filter(|_| !bad).map(|found| found.asset.clone()),
         };
         let until = Instant::now() + wanted.snapshot.settings.fill.deadline.0;
         let job = Job { pilot, work: Work::Asset(Box::new(work)), snapshot: wanted.snapshot.clone(), until };
@@ -184,7 +184,7 @@ impl Edge {
         };
         let begun = match tokio::time::timeout_at(until, flight.news()).await.map_err(late)? {
             News::Begun(begun) => begun,
-            News::Changed | News::Alone => {
+            News::Changed | News::Confirmed(_) | News::Alone => {
                 let found = self.cas.asset(&wanted.key).filter(|found| !found.variants.is_empty());
                 let found = found.ok_or(Fate::Failed(Failure::Lost))?;
                 let status = CacheStatus { forwarded: Some(cache::Reason::Stale), ..source.status() };

@@ -3,8 +3,8 @@
 use super::{Edge, Snapshot, Source, unix_millis};
 use crate::body::PartsBody;
 use crate::cache::{
-    self, Answer, CACHE_STATUS, CacheStatus, Forward, Freshness, StoredHead, UnixMillis, Verdict, answer,
-    freshen_by_head, invalidated,
+    self, Answer, CACHE_STATUS, CacheStatus, Forward, Freshness, Reuse, StoredHead, UnixMillis, Verdict,
+    answer, freshen_by_head, invalidated,
 };
 use crate::cas::{self, Names, ReadError};
 use crate::config::Mode;
@@ -130,7 +130,7 @@ impl Edge {
     ) -> Result<Response<Body>, Retry> {
         let key = visit.key(target);
         let stored = self.cas.responses(&key);
-        let heads: Vec<&StoredHead> = stored.iter().filter_map(|it| it.asset.head.as_ref()).collect();
+        let heads = heads(&stored);
         let now = UnixMillis(unix_millis());
         let forward =
             match cache::decide((&request.method, &request.headers), &heads, &visit.origin.policy, now) {
@@ -187,11 +187,6 @@ impl Edge {
         permit: Permit,
     ) -> Result<Response<Body>, Retry> {
         let (flight, leads) = self.fill.flights.join(&cas::response_name(&work.key, ""));
-        let role = match (leads, flight.has_begun()) {
-            (true, _) => Role::Leads,
-            (false, false) => Role::Follows,
-            (false, true) => Role::Late,
-        };
         if leads {
             let pilot = Pilot::new(flight.clone(), Some(self.fill.flights.clone()));
             // Somebody may have brought it in between the look and the flight.
@@ -208,7 +203,7 @@ impl Edge {
                 until,
             });
         }
-        self.watch_visit(request, work, &flight, role, visit, permit).await
+        self.watch_visit(request, work, &flight, leads, visit, permit).await
     }
 
     fn submit_site(&self, job: Job) {
@@ -225,7 +220,7 @@ impl Edge {
         visit: &Visit<'_>,
         permit: Permit,
     ) -> Result<Response<Body>, Retry> {
-        let heads: Vec<&StoredHead> = stored.iter().filter_map(|it| it.asset.head.as_ref()).collect();
+        let heads = heads(stored);
         if let Some(at) = cache::select(&request.headers, &heads) {
             let freshness = heads[at].freshness(&visit.origin.policy, UnixMillis(unix_millis()));
             let status = CacheStatus { hit: true, detail: Some("offline"), ..bare() };
@@ -299,36 +294,33 @@ impl Edge {
         request: &Parts,
         work: Arc<SiteWork>,
         flight: &Arc<Flight>,
-        role: Role,
+        leads: bool,
         visit: &Visit<'_>,
         permit: Permit,
     ) -> Result<Response<Body>, Retry> {
-        let leads = role == Role::Leads;
         let source = if leads { Source::Fill } else { Source::Collapsed };
         let status = CacheStatus { forwarded: Some(work.forward.reason), collapsed: !leads, ..bare() };
         let news = tokio::time::timeout_at(visit.budget.until.into(), flight.news()).await;
         let failure = match news {
             Ok(News::Begun(begun)) => {
-                let fits = |head: &StoredHead| {
-                    let freshness = head.freshness(&visit.origin.policy, UnixMillis(unix_millis()));
-                    // An answer that had begun before the request came is for it only if it would be when stored.
-                    let good = role == Role::Follows
-                        || freshness.is_fresh()
-                            && head.rules().no_cache != cache::directives::Scope::Everything;
-                    good && head.selecting().matches(&work.client)
-                };
-                if leads || begun.head.as_ref().is_some_and(fits) {
+                // Whoever did not ask gets it only if the store may give it to everybody: else it may be another's own.
+                let reusable = |head: &StoredHead| reuse(request, &[head], visit).is_some();
+                if leads || begun.head.as_ref().is_some_and(reusable) {
                     let status = CacheStatus { stored: leads, ..status };
                     settle(flight, &begun, visit.budget).await;
                     return Ok(self.stream(request, flight, &begun, (source, status), visit, permit));
                 }
                 return self.go_alone(request, work, visit, permit).await;
             }
-            Ok(News::Changed) => {
+            Ok(News::Confirmed(found)) if leads => {
+                let status = CacheStatus { forwarded_status: Some(StatusCode::NOT_MODIFIED), ..status };
+                let freshness = freshness(&found, visit);
+                return self.serve_stored(request, &found, freshness, (source, status), visit, permit).await;
+            }
+            Ok(News::Confirmed(_) | News::Changed) => {
+                // That was said to another client, and counts for this one as far as it made something fresh.
                 let stored = self.cas.responses(&work.key);
-                let heads: Vec<&StoredHead> = stored.iter().filter_map(|it| it.asset.head.as_ref()).collect();
-                if let Some(at) = cache::select(&request.headers, &heads) {
-                    let freshness = heads[at].freshness(&visit.origin.policy, UnixMillis(unix_millis()));
+                if let Some(Reuse { stored: at, freshness, .. }) = reuse(request, &heads(&stored), visit) {
                     let status = CacheStatus { forwarded_status: Some(StatusCode::NOT_MODIFIED), ..status };
                     return self
                         .serve_stored(request, &stored[at], freshness, (source, status), visit, permit)
@@ -365,10 +357,7 @@ impl Edge {
                 self.stand_in(request, &work, failure, visit, permit).await
             }
             Ok(Exchanged::Confirmed(found)) => {
-                let freshness =
-                    found.asset.head.as_ref().map_or(Freshness { age_ms: 0, lifetime_ms: 0 }, |head| {
-                        head.freshness(&visit.origin.policy, UnixMillis(unix_millis()))
-                    });
+                let freshness = freshness(&found, visit);
                 self.serve_stored(request, &found, freshness, (Source::Fill, status), visit, permit).await
             }
             Ok(Exchanged::Passed(passed)) => Ok(self.hand_over(request, *passed, status, visit, permit)),
@@ -522,13 +511,14 @@ impl Edge {
         let asked = visit.origin.ask(&ask, &patience, &self.fill.counters).await;
         let mut asked = asked.map_err(|failure| failure.rejection().header(CACHE_STATUS, status.value()))?;
         let headers = take_fields(&mut asked);
-        let heads: Vec<&StoredHead> = stored.iter().filter_map(|it| it.asset.head.as_ref()).collect();
+        let heads = heads(stored);
         if asked.answer.status == StatusCode::OK
             && let Some(at) = cache::select(&request.headers, &heads)
         {
             let freshened = freshen_by_head(heads[at], &ask.headers, &headers, asked.exchange);
+            let kept = freshened.keep.then_some(freshened.head);
             // What cannot be noted now is noted when it is next confirmed.
-            let _ = self.cas.freshen(stored[at].name.clone(), freshened.head).await;
+            let _ = self.cas.freshen(stored[at].name.clone(), stored[at].asset.clone(), kept).await;
         }
         Ok(pass_on(request, asked, headers, status, visit, permit))
     }
@@ -576,20 +566,30 @@ impl Edge {
     }
 }
 
-/// How a request came to its flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Leads,
-    Follows,
-    /// It came when the answer had begun.
-    Late,
-}
-
 /// Without content there is no last byte to hold back until the response is stored: the answer as a whole waits.
 async fn settle(flight: &Flight, begun: &Begun, budget: Budget) {
     if begun.len == Some(0) {
         // If it takes too long, the client asks again and finds nothing, which is no harm.
         let _ = tokio::time::timeout_at(budget.until.into(), flight.landed(u64::MAX)).await;
+    }
+}
+
+fn heads(stored: &[cas::Response]) -> Vec<&StoredHead> {
+    stored.iter().filter_map(|it| it.asset.head.as_ref()).collect()
+}
+
+fn freshness(found: &cas::Response, visit: &Visit<'_>) -> Freshness {
+    let now = UnixMillis(unix_millis());
+    let none = Freshness { age_ms: 0, lifetime_ms: 0 };
+    found.asset.head.as_ref().map_or(none, |head| head.freshness(&visit.origin.policy, now))
+}
+
+/// Which of these answers a request without anybody being asked.
+fn reuse(request: &Parts, stored: &[&StoredHead], visit: &Visit<'_>) -> Option<Reuse> {
+    let now = UnixMillis(unix_millis());
+    match cache::decide((&request.method, &request.headers), stored, &visit.origin.policy, now) {
+        Verdict::Reuse(reuse) => Some(reuse),
+        Verdict::Forward(_) | Verdict::NotCached => None,
     }
 }
 
