@@ -3,6 +3,7 @@
 use http::header::{ACCEPT_ENCODING, IF_MATCH, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use svc_edge::address::Address;
+use svc_edge::egress::{OriginUrl, normal_host};
 use svc_edge::semantics::{
     Available, CONTENT_DIGEST, Coding, Piece, Selection, Variant, decide, decode_path, select, sha256_of,
 };
@@ -73,5 +74,25 @@ pub(crate) fn digest(data: &[u8]) {
     if let Ok(value) = HeaderValue::from_bytes(data) {
         headers.insert("content-digest", value);
         let _ = sha256_of(&headers, &CONTENT_DIGEST);
+    }
+}
+
+/// A URL that may be asked has one normal form, and so has a redirect; neither names a user or leaves HTTPS.
+pub(crate) fn origin(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let (url, location) = text.split_once('\n').unwrap_or((text, ""));
+    if let Ok(url) = OriginUrl::parse(url, false) {
+        let authority = &url.authority;
+        assert!(authority.secure && !authority.host.contains('@'));
+        assert_eq!(normal_host(&authority.host).as_ref(), Some(&authority.host));
+        let again = OriginUrl::parse(&format!("https://{}{}", authority.host_field(), url.path), false);
+        assert_eq!(again.as_ref(), Ok(&url));
+        if let Ok((to, target)) = OriginUrl::redirect(authority, &url.path, location) {
+            assert!(to.secure && target.starts_with('/'));
+        }
+    }
+    let from = OriginUrl::parse("https://a.example/b/c", false).expect("a good URL").authority;
+    if let Ok((to, target)) = OriginUrl::redirect(&from, "/b/c?d", text) {
+        assert!(to.secure && target.starts_with('/') && normal_host(&to.host) == Some(to.host.clone()));
     }
 }

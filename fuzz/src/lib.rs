@@ -47,6 +47,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("edge_decision", edge::decision),
     ("edge_path", edge::path),
     ("edge_digest", edge::digest),
+    ("edge_origin", edge::origin),
     ("http_date", http_date),
     ("cache_date", cache::date),
     ("cache_directives", cache::directives),

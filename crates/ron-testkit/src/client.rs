@@ -73,6 +73,17 @@ impl Client {
         self.read_answer(method)
     }
 
+    /// Reads the head of an answer and leaves its body.
+    pub fn read_head(&mut self) -> std::io::Result<String> {
+        loop {
+            if let Some(at) = find(&self.buffer, b"\r\n\r\n") {
+                let head: Vec<u8> = self.buffer.drain(..at + 4).collect();
+                return Ok(String::from_utf8_lossy(&head).into_owned());
+            }
+            self.fill()?;
+        }
+    }
+
     /// Reads one answer, by length, in chunks or to the end of the connection.
     pub fn read_answer(&mut self, method: &str) -> std::io::Result<Answer> {
         let end = loop {

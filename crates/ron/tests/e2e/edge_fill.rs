@@ -349,6 +349,20 @@ fn every_way_an_origin_can_fail_has_its_answer_and_leaves_nothing() {
 }
 
 #[test]
+fn a_deadline_that_the_client_sends_is_kept() {
+    let filled = Filled::start("", PRIVATE, |_| Script::Silence);
+    let before = filled.edge.node.metric("io_timeouts_total{service=\"edge\",op=\"fill\"}");
+    let begun = Instant::now();
+    let answer = filled.edge.get("/edge/assets/img/x", &[("Request-Timeout", "300ms")]);
+    assert_eq!((answer.status, answer.reason()), (504, "timeout"));
+    assert!(begun.elapsed() >= Duration::from_millis(300), "not before its time");
+    assert!(begun.elapsed() < Duration::from_secs(20), "nor when the origin is given up");
+    assert!(filled.edge.node.metric("io_timeouts_total{service=\"edge\",op=\"fill\"}") > before);
+    let past = filled.edge.get("/edge/assets/img/y", &[("Deadline", "1")]);
+    assert_eq!((past.status, filled.origin.count("/y")), (504, 0));
+}
+
+#[test]
 fn no_address_of_this_machine_is_asked_unless_it_is_allowed() {
     let (certs, folder) = certificates();
     let origin = start_tls(&folder, |_| ok("", b"secret"));

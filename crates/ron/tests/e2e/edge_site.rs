@@ -119,6 +119,17 @@ fn what_is_not_read_passes_through_and_other_hosts_are_not_served() {
         b"a body",
     );
     let text = echoed.text().to_lowercase();
+    let lied = site.edge.get(
+        "/lies",
+        &[
+            ("X-Forwarded-Host", "evil"),
+            ("X_Forwarded_Proto", "gopher"),
+            ("Forwarded", "for=evil"),
+            ("X-Real-IP", "6.6.6.6"),
+        ],
+    );
+    let lies = ["evil", "gopher", "6.6.6.6"];
+    assert!(lied.status == 200 && !lies.iter().any(|lie| lied.text().contains(lie)), "{}", lied.text());
     assert!(text.ends_with("a body") && text.contains("x-kept: 2") && !text.contains("x-hop"), "{text}");
     assert!(text.contains("x-forwarded-host: test") && text.contains("x-forwarded-for: 127.0.0.1"), "{text}");
     assert!(text.contains("via: 1.1 ron") && text.contains("request-timeout: "), "{text}");
@@ -218,6 +229,29 @@ fn a_herd_is_collapsed_and_a_private_answer_is_not_shared() {
     let varied = herd("/vary", 6, &|n| (n % 2).to_string());
     assert!(varied.iter().all(|answer| answer.status == 200));
     assert!((2..=4).contains(&site.origin.count("/vary")), "{}", site.origin.count("/vary"));
+}
+
+#[test]
+fn who_comes_while_an_answer_arrives_joins_it_only_if_it_is_fresh() {
+    let half = |fields: &str| {
+        Script::Stall(format!("HTTP/1.1 200 OK\r\n{fields}Content-Length: 100\r\n\r\nhalf").into_bytes())
+    };
+    let limits = "[edge.fill]\nstall_timeout = \"5s\"\ndeadline = \"30s\"\n[edge.ingress]\ntimeout = \"30s\"";
+    let site = Site::with(limits, move |path| match path {
+        "/fresh" => half("Cache-Control: max-age=60\r\n"),
+        "/other" => ok("", b"other"),
+        _ => half("Cache-Control: no-cache\r\nETag: \"1\"\r\n"),
+    });
+    for (path, expected) in [("/fresh", 1), ("/checked", 2)] {
+        let mut clients = Vec::new();
+        for _ in 0..2 {
+            let mut client = Client::connect(&site.edge.address()).unwrap();
+            client.send(format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").as_bytes()).unwrap();
+            clients.push(client.read_head().unwrap());
+        }
+        assert_eq!(site.origin.count(path), expected, "{path}");
+        assert!(clients.iter().all(|head| head.starts_with("HTTP/1.1 200")), "{clients:?}");
+    }
 }
 
 #[test]

@@ -14,13 +14,14 @@ use crate::fill::{
 };
 use crate::semantics::Preconditions;
 use http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, IF_MATCH,
-    IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, PRAGMA, RANGE, VIA,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName,
+    HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, PRAGMA, RANGE,
+    VIA,
 };
 use http::request::Parts;
 use http::{Method, Response, StatusCode, Uri, Version};
 use ron_kernel::admission::deadline::{Budget, REQUEST_TIMEOUT};
-use ron_kernel::http::client::Payload;
+use ron_kernel::http::client::{Payload, retain};
 use ron_kernel::http::{Body, ConnInfo};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID};
 use ron_kernel::reason::Reason;
@@ -57,9 +58,14 @@ impl Visit<'_> {
     /// The client's fields as the origin gets them.
     fn forwarded(&self, request: &Parts) -> HeaderMap {
         let mut headers = cleaned(request.headers.clone());
-        for name in [HOST, CONTENT_LENGTH, X_FORWARDED_FOR, REQUEST_TIMEOUT] {
+        for name in [HOST, CONTENT_LENGTH, EXPECT, FORWARDED, REQUEST_TIMEOUT] {
             headers.remove(name);
         }
+        // What a client says of other hops is no more than its word, and no response is told apart by it.
+        retain(&mut headers, |name| {
+            let plain = name.as_str().replace('_', "-");
+            !plain.starts_with("x-forwarded-") && plain != "x-real-ip"
+        });
         let text = |text: &str| HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static(""));
         let address = if self.conn.address.is_empty() { "unknown" } else { &self.conn.address };
         headers.insert(X_FORWARDED_FOR, text(address));
