@@ -64,6 +64,8 @@ pub(crate) static CATALOG: LockSpec = LockSpec {
 pub struct Settings {
     /// Bytes of all objects together.
     pub max_bytes: u64,
+    /// Names that came from origins, whose fields are in memory.
+    pub responses_max: usize,
     pub trust: Trust,
     /// Names and addresses of objects that stay.
     pub pins: Vec<String>,

@@ -18,6 +18,9 @@ const HEADERS_MAX: usize = 100;
 const HEADER_BYTES_MAX: usize = 32 << 10;
 
 const PACK_NAME_MAX: usize = 64;
+/// Objects that come from origins; each has its fields in memory, some KiB.
+const RESPONSES_MAX: usize = 100_000;
+
 const CAS_DIR: &str = "cas";
 const SCRUB_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
@@ -417,7 +420,7 @@ impl EdgeSettings {
     pub(crate) fn store(&self, in_memory: bool) -> cas::Settings {
         let max_bytes = if in_memory { self.cas.memory_bytes.0 } else { self.cas.max_bytes.0 };
         let pins = self.cas.pins.iter().map(|pin| pin.trim_start_matches('/').to_owned()).collect();
-        cas::Settings { max_bytes, trust: self.trust(), pins }
+        cas::Settings { max_bytes, responses_max: RESPONSES_MAX, trust: self.trust(), pins }
     }
 
     /// Which bytes need no check.

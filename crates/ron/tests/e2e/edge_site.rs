@@ -138,6 +138,12 @@ fn what_is_not_read_passes_through_and_other_hosts_are_not_served() {
     client.send(b"GET /page HTTP/1.1\r\nHost: other\r\n\r\n").unwrap();
     assert_eq!(client.read_answer("GET").unwrap().status, 404);
     assert_eq!(site.get("/edge/assets/x").reason(), "not_allowed");
+    let long = format!("/{}", "l".repeat(4096));
+    assert_eq!(
+        (site.get(&long).status, site.status(&long)),
+        (200, "ron-edge; fwd=bypass".to_owned()),
+        "not kept"
+    );
     let large = site.edge.send("POST", "/echo", &[], &vec![0; (1 << 20) + 1]);
     assert_eq!((large.status, large.reason()), (413, "body_cap"));
 }

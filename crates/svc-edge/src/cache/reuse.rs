@@ -44,6 +44,8 @@ pub struct Forward {
 /// Why a request goes on, in the words of RFC 9211 section 2.2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
+    /// The cache is not asked for such requests.
+    Bypass,
     /// Its method is none that a cache answers.
     Method,
     /// There is nothing for its URI.
@@ -61,6 +63,7 @@ pub enum Reason {
 impl Reason {
     pub fn token(self) -> &'static str {
         match self {
+            Self::Bypass => "bypass",
             Self::Method => "method",
             Self::UriMiss => "uri-miss",
             Self::VaryMiss => "vary-miss",

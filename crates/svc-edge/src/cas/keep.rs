@@ -22,8 +22,7 @@ use tokio::sync::oneshot;
 const BATCH_MAX: usize = 64;
 /// Names that the store can hold; they are in memory.
 const NAMES_MAX: usize = 1_000_000;
-/// Those of them that came from origins, whose fields are in memory too; and those of one key of a site.
-const RESPONSES_MAX: usize = 100_000;
+/// Responses to one key of a site.
 const ALIKE_MAX: usize = 32;
 /// How often it is looked whether a drain has ended.
 const DRAIN_LOOK: Duration = Duration::from_millis(20);
@@ -290,8 +289,9 @@ impl Cas {
         if catalog.asset(name).is_some() {
             return;
         }
-        let room = self.settings.load().max_bytes;
-        while catalog.responses() >= RESPONSES_MAX {
+        let settings = self.settings.load();
+        let (room, responses_max) = (settings.max_bytes, settings.responses_max);
+        while catalog.responses() >= responses_max {
             let victims = catalog.victims(room);
             if victims.is_empty() {
                 break;

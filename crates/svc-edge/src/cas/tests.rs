@@ -1,6 +1,7 @@
 //! The store as a whole: durable, checked, bounded.
 
 use super::*;
+use crate::cache::{Exchange, Policy, UnixMillis, judge};
 use crate::semantics::Coding;
 use http::HeaderMap;
 use http::header::{IF_MATCH, IF_NONE_MATCH};
@@ -8,7 +9,7 @@ use ron_kernel::kernel::Kernel;
 use std::time::Duration;
 
 fn settings(max_bytes: u64, trust: Trust) -> Settings {
-    Settings { max_bytes, trust, pins: vec!["pinned".to_owned()] }
+    Settings { max_bytes, responses_max: 50, trust, pins: vec!["pinned".to_owned()] }
 }
 
 struct Store {
@@ -273,6 +274,75 @@ async fn names_change_under_conditions_and_objects_go_with_their_last_name() {
     assert_eq!(refused.kind(), io::ErrorKind::StorageFull, "uploads have no more room than the store");
     drop((first, second));
     store.cas.upload().unwrap().write(&bytes(600_000, 3)).unwrap();
+    store.close().await;
+}
+
+/// A response of an origin, made of these parts.
+fn response(name: &str, fields: &str, parts: Vec<Address>) -> NewName {
+    let headers: HeaderMap = fields
+        .lines()
+        .filter_map(|line| line.split_once(": "))
+        .map(|(name, value)| (name.parse::<http::HeaderName>().unwrap(), value.parse().unwrap()))
+        .collect();
+    let exchange = Exchange { requested: UnixMillis(1), received: UnixMillis(1) };
+    let request = (&http::Method::GET, &HeaderMap::new());
+    let judged = judge(request, (http::StatusCode::OK, &headers), exchange, &Policy::default());
+    let head = judged.unwrap().complete(1).unwrap();
+    NewName {
+        name: name.to_owned(),
+        content_type: String::new(),
+        keys: vec!["k".to_owned()],
+        encoded: Vec::new(),
+        conditions: Preconditions::default(),
+        response: Some(NewResponse { head, parts, modified: 7 }),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn responses_are_kept_within_their_bounds_and_over_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path()), settings(1 << 20, Trust::Never));
+    let put = async |store: &Store, name: &str, content: &[u8]| {
+        let arrived = store.arrived(content);
+        let new = response(name, "cache-control: max-age=60\nx: 1", vec![arrived.address]);
+        store.cas.put(Put { arrived, name: Some(new) }).await
+    };
+    for number in 0..40 {
+        put(&store, &response_name("/a\0s", &number.to_string()), &[number]).await.unwrap();
+    }
+    assert_eq!(store.cas.responses("/a\0s").len(), 32, "of one key only so many");
+    for number in 0..100u8 {
+        let name = response_name(&format!("/{number}?q\0s"), "");
+        put(&store, &name, &[number, 1]).await.unwrap();
+        assert!(store.cas.catalog.lock().responses() <= 50);
+    }
+    // Of two parts; gone with either of them.
+    let (first, second) = (store.put(b"first").await.unwrap(), store.arrived(b"second"));
+    let two = response(
+        &response_name("/two\0s", ""),
+        "cache-control: max-age=60",
+        vec![first.address, second.address],
+    );
+    store.cas.put(Put { arrived: second, name: Some(two) }).await.unwrap();
+    assert_eq!(store.cas.responses("/two\0s")[0].parts.len(), 2);
+    // What was put by name is not replaced by what an origin has.
+    store.put_name("own", b"own", &HeaderMap::new()).await.unwrap();
+    assert!(matches!(put(&store, "own", b"other").await, Err(CasError::Precondition)));
+    let last = store.cas.responses("/99?q\0s")[0].clone();
+    store.close().await;
+    let store = Store::open(Some(folder.path()), settings(1 << 20, Trust::Never));
+    let again = &store.cas.responses("/99?q\0s")[0];
+    assert_eq!((&again.asset, again.parts[0].0), (&last.asset, last.parts[0].0));
+    assert_eq!(store.cas.responses("/two\0s")[0].parts[0].0, first.address, "in their order");
+    let forget = async |which| store.cas.forget(which, Preconditions::default()).await.unwrap();
+    assert_eq!(forget(Names::Path("99".to_owned())).await, 1, "whatever the query");
+    assert_eq!(forget(Names::Path("98?x".to_owned())).await, 0);
+    assert_eq!(forget(Names::Path("98?q".to_owned())).await, 1);
+    assert_eq!(forget(Names::Response("/97?q\0s".to_owned())).await, 1);
+    assert_eq!(forget(Names::Prefix("two".to_owned())).await, 1);
+    assert!(store.cas.object(&first.address).is_some(), "it was stored by its address too");
+    assert!(forget(Names::Key("k".to_owned())).await > 0);
+    assert_eq!(store.cas.catalog.lock().responses(), 0);
     store.close().await;
 }
 

@@ -542,7 +542,8 @@ impl Edge {
         visit: &Visit<'_>,
         permit: Permit,
     ) -> Result<Response<Body>, Rejection> {
-        let reason = cache::Reason::Method;
+        let reads = matches!(request.method, Method::GET | Method::HEAD);
+        let reason = if reads { cache::Reason::Bypass } else { cache::Reason::Method };
         let status = CacheStatus { forwarded: Some(reason), ..bare() };
         self.count_cache(Source::Miss);
         if visit.snapshot.settings.mode == Mode::Offline {
