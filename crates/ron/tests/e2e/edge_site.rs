@@ -353,29 +353,6 @@ fn who_comes_while_an_answer_arrives_joins_it_only_if_it_is_fresh() {
 }
 
 #[test]
-fn who_comes_while_an_answer_arrives_joins_it_only_if_it_is_fresh() {
-    let half = |fields: &str| {
-        Script::Stall(format!("HTTP/1.1 200 OK\r\n{fields}Content-Length: 100\r\n\r\nhalf").into_bytes())
-    };
-    let limits = "[edge.fill]\nstall_timeout = \"5s\"\ndeadline = \"30s\"\n[edge.ingress]\ntimeout = \"30s\"";
-    let site = Site::with(limits, move |path| match path {
-        "/fresh" => half("Cache-Control: max-age=60\r\n"),
-        "/other" => ok("", b"other"),
-        _ => half("Cache-Control: no-cache\r\nETag: \"1\"\r\n"),
-    });
-    for (path, expected) in [("/fresh", 1), ("/checked", 2)] {
-        let mut clients = Vec::new();
-        for _ in 0..2 {
-            let mut client = Client::connect(&site.edge.address()).unwrap();
-            client.send(format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").as_bytes()).unwrap();
-            clients.push(client.read_head().unwrap());
-        }
-        assert_eq!(site.origin.count(path), expected, "{path}");
-        assert!(clients.iter().all(|head| head.starts_with("HTTP/1.1 200")), "{clients:?}");
-    }
-}
-
-#[test]
 fn stale_responses_are_confirmed_refreshed_behind_the_back_and_stand_in() {
     let version = Arc::new(AtomicUsize::new(1));
     let now = version.clone();
