@@ -1,0 +1,4 @@
+//! The crate from outside: its document and its codec.
+
+mod codec;
+mod document;
