@@ -1,4 +1,5 @@
-//! The crate from outside: its document and its codec.
+//! The crate from outside: its document, its codec and its sessions.
 
 mod codec;
 mod document;
+mod session;
