@@ -10,12 +10,12 @@ use std::time::Duration;
 const PAGE: &str = include_str!("../../../../docs/oap-1.md");
 
 /// The lines of a fenced block.
-fn block(name: &str) -> Vec<&'static str> {
+pub(crate) fn block(name: &str) -> Vec<&'static str> {
     let (_, rest) = PAGE.split_once(&format!("```{name}\n")).expect(name);
     rest.split_once("\n```").expect("a fence").0.lines().collect()
 }
 
-fn unhex(text: &str) -> Vec<u8> {
+pub(crate) fn unhex(text: &str) -> Vec<u8> {
     assert!(text.len().is_multiple_of(2), "{text}");
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect(text)).collect()
 }

@@ -1,5 +1,6 @@
-//! The crate from outside: its document, its codec and its sessions.
+//! The crate from outside: its document, its codec, its sessions and its gossip.
 
 mod codec;
 mod document;
+mod messages;
 mod session;
