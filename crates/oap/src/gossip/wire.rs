@@ -1,5 +1,6 @@
 //! The frames of gossip: what the payload of a frame of application 0x0100 says.
 
+use super::fair::Lane;
 use super::message::{ENVELOPE_MAX, Envelope, MessageId, Topic};
 use crate::error::FrameError;
 use crate::frame::{APP_GOSSIP, Encoded, Frame, HEADER};
@@ -216,6 +217,25 @@ impl Gossip {
         }
         Encoded::new(&Frame::event(APP_GOSSIP, corr, tail), &out, max)
     }
+}
+
+/// The lane of a frame and a number for its topic, from a look at its first bytes.
+pub(super) fn peek(payload: &[u8]) -> (Lane, u64) {
+    let lane = match payload.first() {
+        Some(1) => Lane::Normal,
+        Some(2 | 3) => Lane::Bulk,
+        _ => Lane::Control,
+    };
+    let topic = if lane == Lane::Normal { payload.get(50..).unwrap_or(&[]) } else { &[] };
+    let topic = topic.split_first().and_then(|(len, rest)| rest.get(..usize::from(*len)));
+    (lane, flow(topic.unwrap_or(&[])))
+}
+
+/// A number for a topic. Two topics that share one share a place in the round, nothing else.
+fn flow(topic: &[u8]) -> u64 {
+    topic
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 fn flag(byte: u8) -> Option<bool> {

@@ -3,4 +3,5 @@
 mod codec;
 mod document;
 mod messages;
+mod queues;
 mod session;
