@@ -131,6 +131,16 @@ impl Egress {
         self.ceiling.give(bytes);
     }
 
+    /// Empties the queue of a session that is over, and says how much of which lane was in it.
+    pub(super) fn clear(&mut self) -> [(Lane, u64); 3] {
+        let mut counts = Lane::ALL.map(|lane| (lane, 0));
+        while let Some(taken) = self.lanes.pop() {
+            self.ceiling.give(taken.cost);
+            counts[taken.lane as usize].1 += 1;
+        }
+        counts
+    }
+
     fn has_room(&self, lane: Lane, cost: usize) -> bool {
         let EgressLimits { frames, bytes, .. } = self.limits;
         let reserve = if lane == Lane::Control { 0 } else { 1 };

@@ -73,6 +73,13 @@ impl MessageId {
         first.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
     }
 
+    /// The lowest id with a number.
+    pub(super) fn first_of(corr: u64) -> MessageId {
+        let mut id = [0; 32];
+        id[..8].copy_from_slice(&corr.to_be_bytes());
+        MessageId(id)
+    }
+
     pub(super) fn read(bytes: &mut impl Buf) -> Option<MessageId> {
         let mut id = [0; 32];
         bytes.try_copy_to_slice(&mut id).ok()?;

@@ -232,7 +232,7 @@ pub(super) fn peek(payload: &[u8]) -> (Lane, u64) {
 }
 
 /// A number for a topic. Two topics that share one share a place in the round, nothing else.
-fn flow(topic: &[u8]) -> u64 {
+pub(super) fn flow(topic: &[u8]) -> u64 {
     topic
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))

@@ -2,6 +2,7 @@
 
 mod codec;
 mod document;
+mod engine;
 mod messages;
 mod queues;
 mod session;
