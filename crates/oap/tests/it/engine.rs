@@ -176,11 +176,17 @@ fn a_message_is_delivered_once_and_passed_on_to_the_others() {
     assert_eq!(pushed(&said), [0, 1, 1]);
     let Gossip::Message { hops, .. } = &said[1][0] else { panic!("{said:?}") };
     assert_eq!(*hops, 1);
-    // The second copy is pruned, and from then on its sender is told instead of pushed to.
+    // Who keeps pushing what is known is pruned, and from then on is told instead of pushed to.
     bench.hear(at(2), 1, &message);
     assert_eq!((bench.delivered().len(), bench.outcome(Outcome::Duplicate)), (0, 1));
+    assert_eq!(bench.said()[1], []);
+    for seq in 2..=5 {
+        bench.hear(at(2), 0, &by_99(seq, 0, 0).0);
+        bench.said();
+        bench.hear(at(3), 1, &by_99(seq, 0, 0).0);
+    }
     assert_eq!(bench.said()[1], [Gossip::Prune { topic: topic() }]);
-    bench.hear(at(3), 0, &by_99(2, 0, 0).0);
+    bench.hear(at(3), 0, &by_99(6, 0, 0).0);
     assert_eq!(pushed(&bench.said()), [0, 0, 1]);
     bench.engine.tick(at(100));
     assert!(matches!(&bench.said()[1][..], [Gossip::IHave { history: false, .. }]));

@@ -124,6 +124,7 @@ impl Engine {
         let pushed = wanted.is_none_or(|wanted| wanted.stage == Stage::Waiting);
         if pushed {
             self.make_eager(&topic, from);
+            self.topics.get_mut(&topic).and_then(|state| state.useless.remove(&from));
         }
         self.relay(now, &kept, Some(from), history);
         let id = kept.id;

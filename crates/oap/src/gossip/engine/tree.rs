@@ -22,12 +22,19 @@ const ANNOUNCE_AGAIN: Duration = Duration::from_millis(50);
 /// A topic that nobody here follows and of which nothing is kept is forgotten after this.
 const TOPIC_IDLE: Duration = Duration::from_secs(60);
 
+/// Pushes in a row that bring nothing new before a peer is asked not to push. With one, messages of several
+/// publishers that are on their way at the same time break a circle in several places, and the tree falls apart:
+/// in simulated networks (16 nodes, publishers by chance) the 99th of 100 deliveries then took three times as long.
+const USELESS_MAX: u32 = 5;
+
 #[derive(Debug, Default)]
 pub(super) struct TopicState {
     /// Peers that messages are pushed to. The others are told of them.
     pub(super) eager: BTreeSet<PeerId>,
     /// When a peer was last asked not to push.
     pub(super) pruned: BTreeMap<PeerId, Duration>,
+    /// Pushes of a peer in a row that brought nothing new.
+    pub(super) useless: BTreeMap<PeerId, u32>,
     /// When its history is compared next.
     pub(super) digest: Duration,
     used: Duration,
@@ -98,6 +105,7 @@ impl Engine {
         for topic in topics {
             let Some(state) = self.topics.get_mut(&topic) else { continue };
             state.pruned.remove(&gone);
+            state.useless.remove(&gone);
             if state.eager.remove(&gone) {
                 let eager = self.choose(&topic);
                 if let Some(state) = self.topics.get_mut(&topic) {
@@ -123,6 +131,12 @@ impl Engine {
     pub(super) fn prune(&mut self, now: Now, topic: &Topic, peer: PeerId) {
         let Some(again) = self.peers.get(&peer).map(|peer| peer.rtt.limit()) else { return };
         let Some(state) = self.topics.get_mut(topic) else { return };
+        let useless = state.useless.entry(peer).or_default();
+        *useless += 1;
+        if *useless < USELESS_MAX {
+            return;
+        }
+        *useless = 0;
         let eager = state.eager.remove(&peer);
         let lately = state.pruned.get(&peer).is_some_and(|last| now.mono < *last + again);
         if eager || !lately {
