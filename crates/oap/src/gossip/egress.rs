@@ -141,7 +141,8 @@ impl Egress {
         counts
     }
 
-    fn has_room(&self, lane: Lane, cost: usize) -> bool {
+    /// Whether a frame of so many bytes finds a place without another losing its own.
+    pub fn has_room(&self, lane: Lane, cost: usize) -> bool {
         let EgressLimits { frames, bytes, .. } = self.limits;
         let reserve = if lane == Lane::Control { 0 } else { 1 };
         self.frames() < frames - reserve * (frames / RESERVE)

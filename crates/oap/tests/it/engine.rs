@@ -10,6 +10,7 @@ use oap::gossip::{
     Now, Offence, Outcome, PeerId, PublishError, Queue, SharedEgress, Topic,
 };
 use oap::{Decoded, Decoder, NodeId};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 const START: u64 = 1_700_000_000_000;
@@ -431,6 +432,54 @@ fn histories_that_differ_are_told_and_those_that_do_not_are_not() {
     assert_eq!(bench.said()[0], [Gossip::IWant { ids: vec![id] }]);
     bench.hear(at(10_501), 0, &old);
     assert_eq!(bench.delivered().len(), 4);
+}
+
+#[test]
+fn announcements_that_wait_for_room_are_not_counted_as_shed() {
+    let mut config = Config { max_rps: 0, ..Config::default() };
+    config.egress.frames = 8;
+    let mut bench = Bench::new(config, 1);
+    let publish = |bench: &mut Bench, ms| {
+        let reach = bench.engine.publish(at(ms), &topic(), Bytes::from_static(b"a")).expect("published");
+        (reach.queued, reach.lazy)
+    };
+    assert_eq!((1..=9).map(|_| publish(&mut bench, 1)).filter(|it| *it == (1, 0)).count(), 7);
+    // The last place is for control frames, and taken by the first two announcements; a third has to wait.
+    bench.engine.tick(at(40));
+    assert_eq!(publish(&mut bench, 41), (0, 1));
+    let shed = bench.engine.ledger().shed_total();
+    for ms in [100, 200, 300] {
+        bench.engine.tick(at(ms));
+    }
+    assert_eq!(bench.engine.ledger().shed_total(), shed);
+    assert_eq!(bench.said()[0].len(), 8);
+    bench.engine.tick(at(400));
+    assert!(matches!(&bench.said()[0][..], [Gossip::IHave { entries, .. }] if entries.len() == 1));
+}
+
+#[test]
+fn a_history_larger_than_the_room_for_it_is_announced_in_parts() {
+    let config = Config { announce_max: 4, max_rps: 0, ..Config::default() };
+    let mut bench = Bench::new(config, 1);
+    for seq in 1..=20 {
+        bench.hear(at(seq), 0, &by_99(seq, seq, 0).0);
+    }
+    let mut told = BTreeSet::new();
+    for round in 1..=60 {
+        let window = Window { since: START, until: START + 100 };
+        let digest = Gossip::Digest { round: 2, topic: topic(), window, count: 0, hash: [0; 32] };
+        bench.hear(at(round * 1000), 0, &digest);
+        bench.engine.tick(at(round * 1000 + 100));
+        for said in bench.said().remove(0) {
+            if let Gossip::IHave { entries, .. } = said {
+                assert!(entries.len() <= 4);
+                told.extend(entries);
+            }
+        }
+    }
+    assert_eq!(told.len(), 20);
+    let shed: Vec<_> = bench.engine.ledger().shed().collect();
+    assert_eq!(shed, [(Queue::Announce, Lane::Bulk, Cause::Full, 60 * 16)]);
 }
 
 #[test]

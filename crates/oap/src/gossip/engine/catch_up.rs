@@ -2,6 +2,8 @@
 
 use super::{Engine, Now};
 use crate::gossip::PeerId;
+use crate::gossip::fair::Lane;
+use crate::gossip::ledger::{Cause, Queue};
 use crate::gossip::message::Topic;
 use crate::gossip::wire::{Gossip, Window};
 use std::time::Duration;
@@ -81,15 +83,27 @@ impl Engine {
         if self.history.digest(topic, window) == theirs {
             return;
         }
-        let kept: Vec<_> =
-            self.history.ids(topic, window).filter_map(|id| self.history.get(id).cloned()).collect();
-        for kept in &kept {
-            self.announce(now, from, kept, true);
-        }
+        self.announce_history(now, from, topic, window);
         if round + 1 < ROUNDS {
             let (count, hash) = self.history.digest(topic, window);
             let answer = Gossip::Digest { round: round + 1, topic: topic.clone(), window, count, hash };
             self.tell(from, &answer);
         }
+    }
+
+    /// Announces what is kept of a window, as far as there is room; from any place on, so that every part of it
+    /// gets its turn if there is room for a part only.
+    fn announce_history(&mut self, now: Now, to: PeerId, topic: &Topic, window: Window) {
+        let Some(peer) = self.peers.get(&to) else { return };
+        let room = self.config.announce_max.saturating_sub(peer.announce_count);
+        let ids: Vec<_> = self.history.ids(topic, window).collect();
+        let first = if ids.len() > room { self.random.below(ids.len()) } else { 0 };
+        for id in ids.iter().cycle().skip(first).take(ids.len().min(room)) {
+            if let Some(kept) = self.history.get(*id).cloned() {
+                self.announce(now, to, &kept, true);
+            }
+        }
+        let left = ids.len().saturating_sub(room) as u64;
+        self.ledger.note_shed(Queue::Announce, Lane::Bulk, Cause::Full, left);
     }
 }

@@ -1,6 +1,7 @@
 //! Who is pushed to and who is told: a tree for each topic, found by pruning what is not needed.
 
 use super::{Engine, Now, Published};
+use crate::Encoded;
 use crate::gossip::PeerId;
 use crate::gossip::fair::Lane;
 use crate::gossip::history::Kept;
@@ -181,7 +182,7 @@ impl Engine {
     }
 
     /// The frame that pushes a message, the same for all who get it.
-    pub(super) fn encode(&self, kept: &Kept) -> Option<crate::Encoded> {
+    pub(super) fn encode(&self, kept: &Kept) -> Option<Encoded> {
         let (hops, envelope, payload) = (kept.hops, kept.envelope.clone(), kept.payload.clone());
         let message = Gossip::Message { hops, envelope, payload };
         message.encode_as(kept.id.corr(), self.config.max_frame_bytes).ok()
@@ -225,15 +226,18 @@ impl Engine {
         peer.announce_due = None;
         let (lists, max) = (std::mem::take(&mut peer.announce), peer.max_frame);
         peer.announce_count = 0;
-        let mut left = BTreeMap::new();
+        let (mut left, mut stuck) = (BTreeMap::new(), [false; 3]);
         for ((topic, history), entries) in lists {
             let lane = if history { Lane::Bulk } else { Lane::Control };
             let mut rest = &entries[..];
             while !rest.is_empty() {
                 let (part, after) = rest.split_at(rest.len().min(ANNOUNCED));
                 let said = Gossip::IHave { history, topic: topic.clone(), entries: part.to_vec() };
-                let frame = said.encode(max).ok().filter(|_| left.is_empty());
+                // What waits is not lost, so that it is only queued, and counted, where there is room.
+                let room = |frame: &Encoded| self.peers[&id].egress.lock().has_room(lane, frame.len());
+                let frame = said.encode(max).ok().filter(|frame| !stuck[lane as usize] && room(frame));
                 if !frame.is_some_and(|frame| self.send(id, lane, flow(topic.as_str().as_bytes()), frame)) {
+                    stuck[lane as usize] = true;
                     break;
                 }
                 rest = after;
