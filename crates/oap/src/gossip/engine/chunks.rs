@@ -1,6 +1,6 @@
 //! Messages that do not fit in a frame: a manifest, then chunks, a few at a time.
 
-use super::{Engine, Now};
+use super::{COPY_BELOW, Engine, Now};
 use crate::Encoded;
 use crate::gossip::PeerId;
 use crate::gossip::fair::Lane;
@@ -108,7 +108,8 @@ impl Engine {
         if index >= transfer.asked || bytes.len() != transfer.length(index) {
             return self.invalid(now, from, Offence::Invalid);
         }
-        transfer.chunks.insert(index, bytes);
+        let small = bytes.len() < COPY_BELOW;
+        transfer.chunks.insert(index, if small { Bytes::copy_from_slice(&bytes) } else { bytes });
         transfer.stalls = 0;
         let have = transfer.first_missing();
         if usize::from(have) == transfer.count() {
