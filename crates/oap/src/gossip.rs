@@ -21,16 +21,21 @@ mod seen;
 pub mod wire;
 
 pub use config::Config;
-pub use egress::{Ceiling, Egress, EgressLimits, Refused, WhenFull};
+pub use egress::{Ceiling, Egress, EgressLimits, Queued, Refused, SharedEgress, WhenFull};
 pub use engine::{Action, ConnectError, Delivery, Engine, Now, PeerInfo, PublishError, Published};
 pub use fair::Lane;
 pub use history::{HistoryLimits, Kept};
 pub use ingress::{Displaced, Incoming, Ingress};
 pub use ledger::{Cause, Ledger, Outcome, Queue};
 pub use message::{Envelope, MessageId, Topic};
-pub use peer::SharedEgress;
 pub use score::Offence;
 
 /// A peer that is connected; a node that comes back is another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PeerId(pub u64);
+
+/// What the queues take from the standard library; the models take it from loom.
+mod platform {
+    pub(super) use std::sync::atomic::{AtomicUsize, Ordering};
+    pub(super) use std::sync::{Mutex, MutexGuard};
+}

@@ -2,9 +2,9 @@
 //! peers. A frame takes its place when it is queued and gives it back when it is written.
 
 use super::fair::{FairLanes, Lane, Taken};
+use super::platform::{AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::frame::Encoded;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 
 /// The part of the frames and bytes that only control frames may use, so that a tree can be mended when no
 /// message gets through any more.
@@ -132,7 +132,7 @@ impl Egress {
     }
 
     /// Empties the queue of a session that is over, and says how much of which lane was in it.
-    pub(super) fn clear(&mut self) -> [(Lane, u64); 3] {
+    pub fn clear(&mut self) -> [(Lane, u64); 3] {
         let mut counts = Lane::ALL.map(|lane| (lane, 0));
         while let Some(taken) = self.lanes.pop() {
             self.ceiling.give(taken.cost);
@@ -153,5 +153,35 @@ impl Egress {
 impl Drop for Egress {
     fn drop(&mut self) {
         self.ceiling.give(self.bytes());
+    }
+}
+
+/// The queue to a peer, which the engine fills and the peer's writer empties.
+#[derive(Clone, Debug)]
+pub struct SharedEgress(Arc<Mutex<Egress>>);
+
+/// A frame found its place.
+#[derive(Debug)]
+pub struct Queued {
+    /// What had to go for it.
+    pub dropped: Vec<Taken<Encoded>>,
+    /// Nothing waited before, so that the writer may be asleep: wake it.
+    pub wake: bool,
+}
+
+impl SharedEgress {
+    pub fn new(egress: Egress) -> SharedEgress {
+        SharedEgress(Arc::new(Mutex::new(egress)))
+    }
+
+    pub fn push(&self, lane: Lane, topic: u64, frame: Encoded) -> Result<Queued, Refused> {
+        let mut egress = self.lock();
+        let wake = egress.is_idle();
+        egress.push(lane, topic, frame).map(|dropped| Queued { dropped, wake })
+    }
+
+    /// Nothing done under this lock waits or panics half-way.
+    pub fn lock(&self) -> MutexGuard<'_, Egress> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

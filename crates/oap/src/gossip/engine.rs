@@ -7,13 +7,13 @@ mod pull;
 mod receive;
 mod tree;
 
-use super::egress::{Ceiling, Egress, Refused};
+use super::egress::{Ceiling, Egress, Refused, SharedEgress};
 use super::fair::Lane;
 use super::history::{History, Kept, millis};
 use super::ledger::{Cause, Ledger, Outcome, Queue};
 use super::message::{Envelope, MessageId, Topic};
 use super::missing::Missing;
-use super::peer::{Peer, SharedEgress};
+use super::peer::Peer;
 use super::random::Random;
 use super::score::{Offence, Scores};
 use super::seen::{First, Seen};
@@ -368,17 +368,13 @@ impl Engine {
     /// Queues a frame for a peer; what it pushes out, or its own refusal, is counted.
     fn send(&mut self, peer: PeerId, lane: Lane, topic: u64, frame: Encoded) -> bool {
         let Some(to) = self.peers.get(&peer) else { return false };
-        let mut egress = to.egress.lock();
-        let was_empty = egress.is_idle();
-        let pushed = egress.push(lane, topic, frame);
-        drop(egress);
-        match pushed {
-            Ok(dropped) => {
-                for frame in dropped {
+        match to.egress.push(lane, topic, frame) {
+            Ok(queued) => {
+                for frame in queued.dropped {
                     self.ledger.note_shed(Queue::Egress, frame.lane, Cause::Dropped, 1);
                 }
                 self.ledger.frames_out += 1;
-                if was_empty {
+                if queued.wake {
                     self.actions.push_back(Action::Wake(peer));
                 }
                 true

@@ -1,13 +1,12 @@
 //! What the engine knows of one peer.
 
 use super::Config;
-use super::egress::Egress;
+use super::egress::SharedEgress;
 use super::estimate::Estimate;
 use super::message::{MessageId, Topic};
 use crate::bucket::Bucket;
 use crate::node::NodeId;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A peer's round trip before it was measured.
@@ -23,21 +22,6 @@ const CHOKE_MIN: Duration = Duration::from_millis(50);
 const CHOKE_MAX: Duration = Duration::from_secs(2);
 /// Topics that a peer may follow by name.
 const FOLLOWS_MAX: usize = 1024;
-
-/// The queue to a peer, which the engine fills and the peer's writer empties.
-#[derive(Clone, Debug)]
-pub struct SharedEgress(Arc<Mutex<Egress>>);
-
-impl SharedEgress {
-    pub(super) fn new(egress: Egress) -> SharedEgress {
-        SharedEgress(Arc::new(Mutex::new(egress)))
-    }
-
-    /// Nothing done under this lock waits or panics half-way.
-    pub fn lock(&self) -> MutexGuard<'_, Egress> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct Peer {
