@@ -44,6 +44,10 @@ impl Ingress {
         self.lanes.is_empty()
     }
 
+    pub fn bytes(&self) -> usize {
+        self.lanes.bytes()
+    }
+
     /// Queues a frame. When there is no room, a peer that has fewer frames here than another takes that one's
     /// newest place, and the frame that stood there comes back; whoever has most is refused. Either way somebody
     /// is owed a 429.

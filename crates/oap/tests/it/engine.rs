@@ -1,7 +1,7 @@
 //! One engine, and what a peer can say to it.
 
+use crate::net::{key, node_id};
 use bytes::Bytes;
-use ed25519_dalek::SigningKey;
 use oap::control::Goaway;
 use oap::frame::FRAME_MAX;
 use oap::gossip::wire::{Gossip, Window};
@@ -9,21 +9,11 @@ use oap::gossip::{
     Action, Cause, Ceiling, Config, ConnectError, Delivery, Engine, Envelope, HistoryLimits, Lane, MessageId,
     Now, Offence, Outcome, PeerId, PublishError, Queue, SharedEgress, Topic,
 };
-use oap::{Decoded, Decoder, NodeId};
+use oap::{Decoded, Decoder};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 const START: u64 = 1_700_000_000_000;
-
-pub(crate) fn key(node: usize) -> SigningKey {
-    let mut seed = [0; 32];
-    seed[..8].copy_from_slice(&(node as u64 + 1).to_le_bytes());
-    SigningKey::from_bytes(&seed)
-}
-
-pub(crate) fn node_id(node: usize) -> NodeId {
-    NodeId(key(node).verifying_key().to_bytes())
-}
 
 fn at(ms: u64) -> Now {
     Now { mono: Duration::from_millis(ms), unix_ms: START + ms }
