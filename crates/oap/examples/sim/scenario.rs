@@ -2,8 +2,8 @@
 
 use crate::hostile::Hostility;
 use crate::net::{Net, Shape, Wire};
-use oap::gossip::Config;
 use oap::gossip::random::Random;
+use oap::gossip::{Config, WhenFull};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
@@ -78,6 +78,7 @@ impl Plan {
         shape.wire.late_ms = [0, 10, 60][chance.below(3)];
         shape.wire.work = Duration::from_micros([5, 50, 200][chance.below(3)]);
         if tight {
+            shape.config.egress.when_full = [WhenFull::RejectNew, WhenFull::DropOldest][chance.below(2)];
             shape.wire.work = Duration::from_micros([50, 1000, 4000][chance.below(3)]);
             shape.wire.bytes_per_second = 30_000 + chance.below(60_000) as u64;
         }

@@ -93,20 +93,24 @@ impl Egress {
         !self.has_room(Lane::Normal, 1)
     }
 
-    /// Queues a frame, and says what had to go for it.
+    /// Queues a frame, and says what had to go for it; nothing goes for a frame that is refused.
     pub fn push(&mut self, lane: Lane, topic: u64, frame: Encoded) -> Result<Vec<Taken<Encoded>>, Refused> {
         let cost = frame.len();
-        let mut dropped = Vec::new();
-        while !self.has_room(lane, cost) {
-            let may_drop = self.limits.when_full == WhenFull::DropOldest && cost <= self.limits.bytes;
-            let Some(oldest) = may_drop.then(|| self.lanes.pop_oldest(lane)).flatten() else {
-                return Err(Refused::Full);
-            };
-            self.ceiling.give(oldest.cost);
-            dropped.push(oldest);
+        let may_go = match self.limits.when_full {
+            WhenFull::RejectNew => (0, 0),
+            WhenFull::DropOldest => self.lanes.size_from(lane),
+        };
+        if !self.would_fit(lane, cost, may_go) {
+            return Err(Refused::Full);
         }
         if !self.ceiling.take(cost) {
             return Err(Refused::Ceiling);
+        }
+        let mut dropped = Vec::new();
+        while !self.has_room(lane, cost) {
+            let Some(oldest) = self.lanes.pop_oldest(lane) else { break };
+            self.ceiling.give(oldest.cost);
+            dropped.push(oldest);
         }
         self.lanes.push(lane, PEER, topic, cost, frame);
         Ok(dropped)
@@ -143,10 +147,15 @@ impl Egress {
 
     /// Whether a frame of so many bytes finds a place without another losing its own.
     pub fn has_room(&self, lane: Lane, cost: usize) -> bool {
+        self.would_fit(lane, cost, (0, 0))
+    }
+
+    /// Whether a frame would find a place if so many frames and bytes were gone.
+    fn would_fit(&self, lane: Lane, cost: usize, gone: (usize, usize)) -> bool {
         let EgressLimits { frames, bytes, .. } = self.limits;
         let reserve = if lane == Lane::Control { 0 } else { 1 };
-        self.frames() < frames - reserve * (frames / RESERVE)
-            && self.bytes() + cost <= bytes - reserve * (bytes / RESERVE)
+        self.frames() - gone.0 < frames - reserve * (frames / RESERVE)
+            && self.bytes() - gone.1 + cost <= bytes - reserve * (bytes / RESERVE)
     }
 }
 

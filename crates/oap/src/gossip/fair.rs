@@ -32,8 +32,8 @@ impl Lane {
 pub struct FairLanes<T> {
     lanes: [Ring<Ring<VecDeque<Item<T>>>>; 3],
     parties: BTreeMap<u64, usize>,
-    len: usize,
-    bytes: usize,
+    /// Items and bytes of each lane.
+    sizes: [(usize, usize); 3],
     number: u64,
 }
 
@@ -56,21 +56,26 @@ pub struct Taken<T> {
 impl<T> Default for FairLanes<T> {
     fn default() -> FairLanes<T> {
         let lanes = [Ring::default(), Ring::default(), Ring::default()];
-        FairLanes { lanes, parties: BTreeMap::new(), len: 0, bytes: 0, number: 0 }
+        FairLanes { lanes, parties: BTreeMap::new(), sizes: [(0, 0); 3], number: 0 }
     }
 }
 
 impl<T> FairLanes<T> {
     pub fn len(&self) -> usize {
-        self.len
+        self.size_from(Lane::Control).0
     }
 
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.size_from(Lane::Control).1
+    }
+
+    /// Items and bytes of a lane and those after it.
+    pub fn size_from(&self, lane: Lane) -> (usize, usize) {
+        self.sizes[lane as usize..].iter().fold((0, 0), |sum, size| (sum.0 + size.0, sum.1 + size.1))
     }
 
     /// Items of a party.
@@ -83,8 +88,9 @@ impl<T> FairLanes<T> {
         let item = Item { number: self.number, cost, item };
         self.lanes[lane as usize].entry(party).entry(flow).push_back(item);
         *self.parties.entry(party).or_default() += 1;
-        self.len += 1;
-        self.bytes += cost;
+        let (count, bytes) = &mut self.sizes[lane as usize];
+        *count += 1;
+        *bytes += cost;
     }
 
     /// The next in turn.
@@ -130,8 +136,9 @@ impl<T> FairLanes<T> {
     }
 
     fn taken(&mut self, lane: Lane, party: u64, item: Item<T>) -> Taken<T> {
-        self.len -= 1;
-        self.bytes -= item.cost;
+        let (count, bytes) = &mut self.sizes[lane as usize];
+        *count -= 1;
+        *bytes -= item.cost;
         if let Some(count) = self.parties.get_mut(&party) {
             *count -= 1;
             if *count == 0 {

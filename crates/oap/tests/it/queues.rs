@@ -153,6 +153,9 @@ proptest! {
                             prop_assert_eq!(queues[at].bytes(), before.1 + cost - gone);
                             prop_assert_eq!(queues[at].frames(), before.0 + 1 - dropped.len());
                         }
+                        Err(why) if (queues[at].frames(), queues[at].bytes()) != (before.0, before.1) => {
+                            prop_assert!(false, "{:?}, and others had to go for it", why);
+                        }
                         Err(Refused::Ceiling) => prop_assert!(ceiling.used() + cost > 12_000),
                         Err(Refused::Full) => {
                             let held = queues[at].bytes() + cost > 7_875 || queues[at].frames() >= 14;
