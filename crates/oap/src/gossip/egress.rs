@@ -68,11 +68,14 @@ pub struct Egress {
     ceiling: Arc<Ceiling>,
     /// Frames and bytes that a writer has taken and not yet written.
     held: (usize, usize),
+    /// How many frames there are, for whoever must not wait for the queue.
+    depth: Arc<AtomicUsize>,
 }
 
 impl Egress {
     pub fn new(limits: EgressLimits, ceiling: Arc<Ceiling>) -> Egress {
-        Egress { lanes: FairLanes::default(), limits, ceiling, held: (0, 0) }
+        let depth = Arc::new(AtomicUsize::new(0));
+        Egress { lanes: FairLanes::default(), limits, ceiling, held: (0, 0), depth }
     }
 
     pub fn frames(&self) -> usize {
@@ -113,6 +116,7 @@ impl Egress {
             dropped.push(oldest);
         }
         self.lanes.push(lane, PEER, topic, cost, frame);
+        self.publish();
         Ok(dropped)
     }
 
@@ -133,6 +137,7 @@ impl Egress {
         let bytes = batch.iter().map(Encoded::len).sum::<usize>().min(self.held.1);
         self.held = (self.held.0.saturating_sub(batch.len()), self.held.1 - bytes);
         self.ceiling.give(bytes);
+        self.publish();
     }
 
     /// Empties the queue of a session that is over, and says how much of which lane was in it.
@@ -142,7 +147,12 @@ impl Egress {
             self.ceiling.give(taken.cost);
             counts[taken.lane as usize].1 += 1;
         }
+        self.publish();
         counts
+    }
+
+    fn publish(&self) {
+        self.depth.store(self.frames(), Ordering::Relaxed);
     }
 
     /// Whether a frame of so many bytes finds a place without another losing its own.
@@ -167,7 +177,10 @@ impl Drop for Egress {
 
 /// The queue to a peer, which the engine fills and the peer's writer empties.
 #[derive(Clone, Debug)]
-pub struct SharedEgress(Arc<Mutex<Egress>>);
+pub struct SharedEgress {
+    queue: Arc<Mutex<Egress>>,
+    depth: Arc<AtomicUsize>,
+}
 
 /// A frame found its place.
 #[derive(Debug)]
@@ -180,7 +193,12 @@ pub struct Queued {
 
 impl SharedEgress {
     pub fn new(egress: Egress) -> SharedEgress {
-        SharedEgress(Arc::new(Mutex::new(egress)))
+        SharedEgress { depth: egress.depth.clone(), queue: Arc::new(Mutex::new(egress)) }
+    }
+
+    /// Frames that are queued or being written; takes no lock.
+    pub fn depth(&self) -> usize {
+        self.depth.load(Ordering::Relaxed)
     }
 
     pub fn push(&self, lane: Lane, topic: u64, frame: Encoded) -> Result<Queued, Refused> {
@@ -191,6 +209,6 @@ impl SharedEgress {
 
     /// Nothing done under this lock waits or panics half-way.
     pub fn lock(&self) -> MutexGuard<'_, Egress> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

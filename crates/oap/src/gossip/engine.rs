@@ -167,6 +167,11 @@ impl Engine {
         }
     }
 
+    /// Peers get numbers above this one, so that those of an engine that was before mean nobody here.
+    pub fn number_peers_above(&mut self, last: u64) {
+        self.last_peer = last;
+    }
+
     pub fn node(&self) -> NodeId {
         self.node
     }

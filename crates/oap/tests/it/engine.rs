@@ -107,6 +107,7 @@ fn a_publication_says_who_got_it_pushed_announced_or_not_at_all() {
     let config = Config { relay_fanout: 2, announce_max: 1, max_rps: 0, ..Config::default() };
     let mut bench = Bench::new(config, 5);
     let first = bench.engine.publish(at(1), &topic(), Bytes::from_static(b"a")).expect("published");
+    assert_eq!(bench.peers.iter().map(|(_, egress)| egress.depth()).sum::<usize>(), 2);
     assert_eq!((first.queued, first.lazy, first.refused), (2, 3, 0));
     let second = bench.engine.publish(at(1), &topic(), Bytes::from_static(b"b")).expect("published");
     assert_eq!((second.queued, second.lazy, second.refused), (2, 0, 3));
@@ -504,4 +505,9 @@ fn a_node_connects_once_and_never_to_itself() {
     assert_ne!(again, peer);
     assert_eq!(said(&egress)[0], Gossip::Topics(vec![(true, topic())]));
     assert_eq!(bench.engine.node(), node_id(0));
+    // An engine that takes over knows nobody by the numbers of the one before.
+    let mut next = Engine::new(Config::default(), key(0), 1, Ceiling::new(1 << 20), at(3));
+    next.number_peers_above(again.0);
+    let (other, _) = next.connect(at(3), node_id(1), FRAME_MAX).expect("connected");
+    assert!(other > again);
 }
