@@ -1,5 +1,6 @@
 //! What the overlay promises, in simulated networks.
 
+use crate::hostile::Hostility;
 use crate::net::{Net, Shape, Wire, node_id};
 use crate::scenario::{Plan, Wishes};
 use oap::Frame;
@@ -172,6 +173,25 @@ fn garbage_costs_only_who_sends_it() {
         assert!(last < Some(secs(8)), "{last:?}");
         troubled
     });
+}
+
+#[test]
+fn every_hostility_is_found_out_and_costs_nobody_else() {
+    for hostility in Hostility::ALL {
+        let mut net = Net::new(Shape { nodes: 8, degree: 4, topics: 2, ..Shape::default() }, 10);
+        net.run_for(secs(2));
+        for _ in 0..40 {
+            net.attack(BAD, hostility);
+            let node = (BAD + 1 + net.random.below(7)) % 8;
+            let topic = net.random.below(2);
+            net.publish(node, topic, "a message").expect("there is room");
+            net.run_for(millis(100));
+        }
+        net.run_for(secs(20));
+        check(&net, &BTreeSet::from([BAD]));
+        let alone = net.nodes[BAD].as_ref().is_some_and(|node| node.peers.is_empty());
+        assert!(alone, "{hostility:?} is not found out by all");
+    }
 }
 
 #[test]
