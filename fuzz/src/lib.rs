@@ -4,6 +4,7 @@
 
 mod edge;
 mod log;
+mod oap;
 mod registry;
 
 use bytes::BytesMut;
@@ -57,6 +58,12 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("log_proof", log::proof),
     ("log_export", log::export),
     ("log_verifier", log::verifier),
+    ("oap_frames", oap::frames),
+    ("oap_inflate", oap::inflate),
+    ("oap_session", oap::session),
+    ("oap_gossip", oap::gossip),
+    ("oap_engine", oap::engine),
+    ("oap_lanes", oap::lanes),
     ("registry_cbor", registry::cbor),
 ];
 
