@@ -203,6 +203,11 @@ impl Session {
         self.corr
     }
 
+    /// Measures the round trip at the next poll, and not only when the session has been quiet.
+    pub fn ping(&mut self) {
+        self.ping_due = Duration::ZERO;
+    }
+
     /// When to poll even if nothing comes.
     pub fn due(&self) -> Option<Duration> {
         let reading = self.partial.map(|since| since + self.config.read_timeout);
@@ -399,7 +404,7 @@ impl Session {
         }
         self.events.push_back(Event::Open(agreed.clone()));
         self.state = State::Open(agreed);
-        self.ping_due = now;
+        self.ping_due = now + self.config.idle_timeout / 4;
     }
 
     fn forbid(&mut self, corr: u64) {

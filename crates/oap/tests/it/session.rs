@@ -175,6 +175,16 @@ fn a_round_trip_is_measured() {
 }
 
 #[test]
+fn a_side_pings_as_soon_as_it_is_asked_to() {
+    let (mut a, _b, _) = pair(config(Role::Dialer), config(Role::Listener));
+    assert!(drain(&mut a, ZERO).0.is_empty(), "HELLO alone is answered first");
+    a.ping();
+    assert_eq!(a.due(), Some(ZERO));
+    assert!(String::from_utf8_lossy(&drain(&mut a, ZERO).0).contains("ping"));
+    assert_eq!(a.due(), Some(Duration::from_millis(3750)));
+}
+
+#[test]
 fn who_goes_away_finishes_what_is_open() {
     let (mut a, mut b, _) = pair(config(Role::Dialer), config(Role::Listener));
     let send = |a: &mut Session, b: &mut Session, frame: Frame| {
