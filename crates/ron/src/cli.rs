@@ -5,6 +5,7 @@ use crate::registry::{self, Proposing, VerifyOptions};
 use clap::{Args, Parser, Subcommand};
 use ron_kernel::units::Span;
 use std::path::PathBuf;
+use svc_overlay::PeerAddress;
 
 /// A self-hosted edge node: a fair, overload-safe HTTP gateway on one supervision kernel.
 #[derive(Debug, Parser)]
@@ -26,7 +27,7 @@ pub(crate) enum Command {
     },
     /// Start the named services only.
     Run {
-        /// Which services: gateway, edge, registry.
+        /// Which services: gateway, edge, overlay, registry.
         #[arg(required = true, value_name = "SERVICE")]
         services: Vec<String>,
         #[command(flatten)]
@@ -39,10 +40,16 @@ pub(crate) enum Command {
         /// Make a development CA and a TLS listener too.
         #[arg(long)]
         tls: bool,
+        /// A node to connect with, as its `ron overlay peers` prints it; may be given more than once.
+        #[arg(long, value_name = "ed25519:…@HOST:PORT")]
+        join: Vec<PeerAddress>,
     },
     /// Ask the gateway of a running node.
     #[command(subcommand)]
     Gateway(GatewayCommand),
+    /// Publish and follow messages over the overlay of a running node, and look at its peers.
+    #[command(subcommand)]
+    Overlay(OverlayCommand),
     /// Look at a registry, change it, sign, verify, prove.
     #[command(subcommand)]
     Registry(RegistryCommand),
@@ -103,6 +110,33 @@ pub(crate) enum GatewayCommand {
         /// The address that the request comes from; 127.0.0.1 by default.
         #[arg(long, value_name = "IP")]
         client: Option<std::net::IpAddr>,
+        #[command(flatten)]
+        target: Target,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum OverlayCommand {
+    /// Publish a message, and say how many peers it was pushed to, announced to, or could not be given.
+    Pub {
+        /// The topic: 1 to 128 of a-z, 0-9, dot, underscore, slash and dash.
+        topic: String,
+        /// The message; - reads it from standard input.
+        text: String,
+        /// How long to wait for room, such as 2s, if no peer has any.
+        #[arg(long, value_name = "TIME")]
+        wait: Option<Span>,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Print each message of a topic as it comes: id, origin, topic, hops, payload.
+    Sub {
+        topic: String,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// This node's key and address, its peers, and nodes that it does not talk to.
+    Peers {
         #[command(flatten)]
         target: Target,
     },

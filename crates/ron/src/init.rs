@@ -5,6 +5,7 @@ use ron_kernel::key::{PrivateKey, write_private};
 use ron_kernel::tls::write_dev_ca;
 use std::fmt::Write as _;
 use std::path::Path;
+use svc_overlay::PeerAddress;
 
 const TEMPLATE: &str = include_str!("init/ron.toml");
 const TLS: &str = r#"
@@ -15,8 +16,8 @@ cert = "tls/server.pem"
 key = "tls/server.key"
 "#;
 
-/// Makes the files of a node in `dir`; nothing that exists is changed.
-pub fn init(dir: &Path, tls: bool) -> anyhow::Result<()> {
+/// Makes the files of a node in `dir`, which is to join these others; nothing that exists is changed.
+pub fn init(dir: &Path, tls: bool, join: &[PeerAddress]) -> anyhow::Result<()> {
     let config = dir.join("ron.toml");
     anyhow::ensure!(
         !config.exists(),
@@ -33,7 +34,8 @@ pub fn init(dir: &Path, tls: bool) -> anyhow::Result<()> {
     if !token.exists() {
         write_private(&token, new_token()?.as_bytes())?;
     }
-    let mut text = TEMPLATE.to_owned();
+    let peers: Vec<String> = join.iter().map(|peer| format!("\"{peer}\"")).collect();
+    let mut text = TEMPLATE.replace("peers = []", &format!("peers = [{}]", peers.join(", ")));
     if tls {
         write_dev_ca(&dir.join("tls"))?;
         // The table of the TLS listener goes before the lists that follow the gateway's own keys.

@@ -5,6 +5,7 @@ mod client;
 mod commands;
 mod gateway;
 mod http1;
+mod overlay;
 mod registry;
 mod table;
 mod witness;

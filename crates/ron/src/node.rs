@@ -13,6 +13,7 @@ use ron_kernel::node::{DataDir, OnFatal};
 use ron_kernel::observe::Logs;
 use ron_kernel::process::{self, Reloader};
 use ron_kernel::token::Verifier;
+use ron_kernel::units::Span;
 use serde_json::{Map, Value, json};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -21,10 +22,12 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use svc_edge::Edge;
 use svc_gateway::Gateway;
+use svc_overlay::Overlay;
+use svc_overlay::config::OverlaySettings;
 use svc_registry::{Identity, Registry};
 
 /// The services there are.
-pub const SERVICES: [&str; 3] = ["gateway", "edge", "registry"];
+pub const SERVICES: [&str; 4] = ["gateway", "edge", "overlay", "registry"];
 
 const VERSION: Version = Version {
     name: "ron",
@@ -130,7 +133,13 @@ impl Node {
         } else {
             None
         };
-        let services = Services { gateway, edge, registry, key: key.clone() };
+        let overlay = if runs("overlay", config.overlay.enabled) {
+            let settings = overlay_settings(&loaded, which);
+            Some(Arc::new(Overlay::build(&kernel.service("overlay"), &settings, &data, &key)?))
+        } else {
+            None
+        };
+        let services = Services { gateway, edge, overlay, registry, key: key.clone(), which: which.clone() };
         let (reloader, store) = reloader(&own, sources, loaded, services.clone(), observed);
         let bound = bind_tcp(config.admin.listen).context("admin")?;
         let mut addresses = json!({"pid": std::process::id(), "admin": bound.address()});
@@ -194,8 +203,10 @@ fn start_gateway(
 struct Services {
     gateway: Option<Arc<Gateway>>,
     edge: Option<Arc<Edge>>,
+    overlay: Option<Arc<Overlay>>,
     registry: Option<Arc<Registry>>,
     key: PrivateKey,
+    which: Which,
 }
 
 impl Services {
@@ -212,6 +223,10 @@ impl Services {
         if let Some(edge) = &self.edge {
             addresses["edge"] = listed(edge.addresses());
             edge.ready();
+        }
+        if let Some(overlay) = &self.overlay {
+            addresses["overlay"] = listed(&overlay.addresses());
+            overlay.ready();
         }
         if let Some(registry) = &self.registry {
             addresses["registry"] = listed(registry.addresses());
@@ -235,12 +250,25 @@ impl Services {
             let swap = edge.prepare(&config.edge, Verifier::new(&token_keys(config, &self.key)));
             swaps.push(swap.map_err(|error| failed("edge", error.to_string()))?);
         }
+        if let Some(overlay) = &self.overlay {
+            let swap = overlay.prepare(&overlay_settings(newer, &self.which));
+            swaps.push(swap.map_err(|error| failed("overlay", error.to_string()))?);
+        }
         if let Some(registry) = &self.registry {
             let swap = registry.prepare(&config.registry, &token_keys(config, &self.key));
             swaps.push(swap.map_err(|error| failed("registry", error.to_string()))?);
         }
         Ok(swaps)
     }
+}
+
+/// Servers that `ron run` starts on their own bear silence longer, unless the file says otherwise.
+fn overlay_settings(loaded: &Loaded<Config>, which: &Which) -> OverlaySettings {
+    let mut settings = loaded.value.overlay.clone();
+    if matches!(which, Which::Named(_)) && !loaded.origins.contains_key("overlay.timeouts.idle") {
+        settings.timeouts.idle = Span::secs(30);
+    }
+    settings
 }
 
 /// Whose capabilities are believed: those configured, else the node's own key.
@@ -295,6 +323,7 @@ fn reloader(
         let data = data_dir(&current);
         let files = current.value.gateway.files(data.path());
         let files = files.into_iter().chain(current.value.edge.files(data.path()));
+        let files = files.chain(current.value.overlay.files(data.path()));
         let files = files.chain(current.value.registry.files(data.path()));
         current.file.iter().cloned().chain(files).collect()
     };
@@ -400,6 +429,11 @@ fn greet(addresses: &Value, demo: bool, data: &DataDir) {
     if let Some(registry) = addresses["registry"]["http"].as_str() {
         text += &format!("  registry http://{registry}\n");
         tries += &format!("  curl http://{registry}/registry/head\n");
+    }
+    if let (Some(oap), Some(node)) =
+        (addresses["overlay"]["oap"].as_str(), addresses["overlay"]["node"].as_str())
+    {
+        text += &format!("  overlay  {node}@{oap}\n");
     }
     text += &format!("\nTry:\n{tries}");
     text += &format!("  curl http://{admin}/readyz\n\nCtrl-C stops it.\n");

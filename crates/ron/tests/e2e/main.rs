@@ -12,6 +12,7 @@ mod http2;
 mod lifecycle;
 mod limits;
 mod operators;
+mod overlay;
 mod proxy;
 mod reasons;
 mod registry;
