@@ -10,6 +10,14 @@ fn main() {
         |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
     );
     println!("cargo::rustc-env=BUILD_COMMIT={commit}");
-    println!("cargo::rerun-if-changed=../../.git/HEAD");
-    println!("cargo::rerun-if-changed=../../.git/refs/heads");
+    // Only what can change the commit: other branches come and go without a new build.
+    let head = std::fs::read_to_string("../../.git/HEAD").unwrap_or_default();
+    let branch = head.trim().strip_prefix("ref: ").unwrap_or_default();
+    for name in ["HEAD", branch, "packed-refs"] {
+        let path = format!("../../.git/{name}");
+        if std::path::Path::new(&path).is_file() {
+            println!("cargo::rerun-if-changed={path}");
+        }
+    }
+    println!("cargo::rerun-if-changed=build.rs");
 }

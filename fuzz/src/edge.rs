@@ -4,7 +4,7 @@ use http::header::{ACCEPT_ENCODING, IF_MATCH, IF_NONE_MATCH, IF_RANGE, IF_UNMODI
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use svc_edge::address::Address;
 use svc_edge::semantics::{
-    Available, Coding, Piece, Selection, Variant, decide, decode_path, select, sha256_of,
+    Available, CONTENT_DIGEST, Coding, Piece, Selection, Variant, decide, decode_path, select, sha256_of,
 };
 
 const LEN: u64 = 1000;
@@ -72,6 +72,6 @@ pub(crate) fn digest(data: &[u8]) {
     let mut headers = HeaderMap::new();
     if let Ok(value) = HeaderValue::from_bytes(data) {
         headers.insert("content-digest", value);
-        let _ = sha256_of(&headers);
+        let _ = sha256_of(&headers, &CONTENT_DIGEST);
     }
 }

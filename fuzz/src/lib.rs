@@ -2,9 +2,11 @@
 //!
 //! A target is a function that must not panic; several also check that two ways of reading agree.
 
+mod cache;
 mod edge;
 mod log;
 mod oap;
+mod pack;
 mod registry;
 
 use bytes::BytesMut;
@@ -47,6 +49,15 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("edge_path", edge::path),
     ("edge_digest", edge::digest),
     ("http_date", http_date),
+    ("cache_date", cache::date),
+    ("cache_directives", cache::directives),
+    ("cache_dictionary", cache::dictionary),
+    ("cache_vary", cache::vary),
+    ("cache_validators", cache::validators),
+    ("cache_range", cache::range),
+    ("cache_location", cache::location),
+    ("cache_exchange", cache::exchange),
+    ("cache_stored_head", cache::stored_head),
     ("log_json", log::json),
     ("log_payload", log::payload),
     ("log_approval", log::approval),
@@ -64,6 +75,12 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("oap_gossip", oap::gossip),
     ("oap_engine", oap::engine),
     ("oap_lanes", oap::lanes),
+    ("pack_header", pack::header),
+    ("pack_varint", pack::number),
+    ("pack_directory", pack::directory),
+    ("pack_metadata", pack::metadata),
+    ("pack_rows", pack::mbtiles_rows),
+    ("pack_archive", pack::archive),
     ("registry_cbor", registry::cbor),
 ];
 

@@ -31,7 +31,7 @@ static EXPORT: LazyLock<Vec<u8>> =
     LazyLock::new(|| BASE64_STANDARD.decode(text(&VECTORS["exports"][1])).expect("an export"));
 
 /// The input itself, then the seed with four bytes an edit: where, how, and what to put there.
-fn each(data: &[u8], seed: &[u8], target: Target) {
+pub(crate) fn each(data: &[u8], seed: &[u8], target: Target) {
     target(data);
     let mut bytes = seed.to_vec();
     for edit in data.chunks_exact(4) {

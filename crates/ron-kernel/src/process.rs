@@ -12,7 +12,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::SetOnce;
 
 /// How often watched files are looked at; a change must look the same twice, so that none is read half-written.
 const LOOK: Duration = Duration::from_millis(200);
@@ -116,29 +117,70 @@ impl Reloader {
     }
 }
 
-/// Starts the process's own tasks under the service `kernel`.
-pub fn start(service: &Service, reloader: &Arc<Reloader>) {
-    let seen = Arc::new(AtomicUsize::new(0));
-    let (tasks, reloading) = (service.clone(), reloader.clone());
-    service.permanent("signals", 0, move || signals(tasks.clone(), reloading.clone(), seen.clone()));
+/// The process's signals. From when they are caught, SIGTERM and SIGINT end the process in order and no longer kill it.
+#[derive(Debug)]
+pub struct Signals {
+    /// Who acts on a SIGHUP; one that comes before there is anybody waits.
+    reloader: Arc<SetOnce<Arc<Reloader>>>,
+}
+
+/// The streams of the signals that are caught.
+struct Caught {
+    term: Signal,
+    int: Signal,
+    hup: Signal,
+}
+
+impl Caught {
+    fn new() -> std::io::Result<Caught> {
+        let (term, int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        Ok(Caught { term, int, hup: signal(SignalKind::hangup())? })
+    }
+}
+
+impl Signals {
+    /// Catches the process's signals under the service `kernel`. Call it before anything is built and anybody is told
+    /// where the process is: when this returns, a signal kills it no more, even if the task has not begun.
+    pub fn catch(service: &Service) -> std::io::Result<Signals> {
+        let mut first = Some(Caught::new()?);
+        let (reloader, seen) = (Arc::new(SetOnce::new()), Arc::new(AtomicUsize::new(0)));
+        let (tasks, reloading) = (service.clone(), reloader.clone());
+        let make = move || signals(tasks.clone(), first.take(), reloading.clone(), seen.clone());
+        service.permanent("signals", 0, make);
+        Ok(Signals { reloader })
+    }
+}
+
+/// Starts the process's other tasks under the service `kernel`, and has SIGHUP reload.
+pub fn start(service: &Service, signals: &Signals, reloader: &Arc<Reloader>) {
+    // It is set here alone, and once.
+    let _ = signals.reloader.set(reloader.clone());
     let (tasks, watching) = (service.clone(), reloader.clone());
     service.permanent("config_watcher", 0, move || watch_files(tasks.clone(), watching.clone()));
     let tasks = service.clone();
     service.permanent("event_log", 0, move || log_events(tasks.clone()));
 }
 
-async fn signals(service: Service, reloader: Arc<Reloader>, seen: Arc<AtomicUsize>) -> TaskResult {
-    let (mut term, mut int, mut hup) =
-        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?, signal(SignalKind::hangup())?);
+async fn signals(
+    service: Service,
+    caught: Option<Caught>,
+    reloader: Arc<SetOnce<Arc<Reloader>>>,
+    seen: Arc<AtomicUsize>,
+) -> TaskResult {
+    let Caught { mut term, mut int, mut hup } = caught.map_or_else(Caught::new, Ok)?;
     let shutdown = service.shutdown().clone();
     loop {
+        let hung_up = async {
+            hup.recv().await;
+            reloader.wait().await.clone()
+        };
         let name = tokio::select! {
             biased;
             _ = term.recv() => "SIGTERM",
             _ = int.recv() => "SIGINT",
-            _ = hup.recv() => {
+            // Dropped by the others only, after which nothing is reloaded any more.
+            reloader = hung_up => {
                 // In a task of its own, so that a reload that hangs does not swallow a SIGTERM.
-                let reloader = reloader.clone();
                 service.scoped("reload", || "SIGHUP".to_owned(), async move {
                     // A failure is logged, counted and shown by /readyz.
                     let _ = reloader.reload("SIGHUP").await;

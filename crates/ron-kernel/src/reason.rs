@@ -50,6 +50,7 @@ reasons! {
     ReadTimeout = "read_timeout", 408, true, "The request did not arrive in time";
     ChainMismatch = "chain_mismatch", 409, false, "What the proposal touches has changed since";
     DuplicateApproval = "duplicate_approval", 409, false, "The signer has approved with another signature";
+    Gone = "not_found", 410, false, "There is nothing here any more";
     Pruned = "pruned", 410, false, "This version is kept no more";
     LengthRequired = "length_required", 411, false, "The length of the body must be stated";
     Precondition = "precondition", 412, false, "A condition of the request is not met";
@@ -77,7 +78,11 @@ reasons! {
     Internal = "internal", 500, false, "An internal error";
     MethodUnknown = "method_unknown", 501, false, "The method is not known";
     UpstreamError = "upstream_error", 502, true, "The upstream failed";
+    Upstream = "upstream", 502, true, "The origin failed";
+    DecompressCap = "decompress_cap", 502, false, "The origin's answer is compressed too well to be decoded safely";
+    EtagInvalid = "etag_invalid", 502, true, "The origin's answer is not what its own tag or digest says";
     DigestStored = "digest_mismatch", 502, false, "The stored content is damaged";
+    PackInvalid = "pack_invalid", 502, false, "The pack is not valid";
     Amnesia = "amnesia", 503, false, "The object is larger than the memory for objects";
     Conns = "conns", 503, true, "Too many connections";
     Degraded = "degraded", 503, true, "Writes are shed for now";

@@ -2,7 +2,7 @@
 
 use crate::hash::B3;
 use crate::json::{Cursor, Fields, Json, JsonError, Misfit};
-use crate::key::{Algorithm, ML_DSA_44_SIG, PublicKey};
+use crate::key::{Algorithm, ML_DSA_44_SIG, PublicKey, SigningKeys};
 use crate::signers::{Signer, SignerSet, is_signer_id};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -54,6 +54,18 @@ impl Approval {
     pub fn sign(signer: &str, key: &SigningKey, payload_b3: B3, signed_at: u64) -> Self {
         let sig = key.sign(approval_message(payload_b3).as_bytes()).to_bytes();
         Self { signer: signer.to_owned(), sig: Sig::Ed25519(sig), signed_at }
+    }
+
+    /// Approves a payload with whatever keys the signer has.
+    pub fn sign_with(signer: &str, keys: &SigningKeys, payload_b3: B3, signed_at: u64) -> Self {
+        let message = approval_message(payload_b3);
+        let message = message.as_bytes();
+        let sig = match keys {
+            SigningKeys::Ed25519(key) => Sig::Ed25519(key.sign(message).to_bytes()),
+            SigningKeys::MlDsa44(key) => Sig::MlDsa44(key.sign(message)),
+            SigningKeys::Hybrid(a, b) => Sig::Hybrid(a.sign(message).to_bytes(), b.sign(message)),
+        };
+        Self { signer: signer.to_owned(), sig, signed_at }
     }
 
     pub fn parse(bytes: &[u8]) -> Result<Self, ApprovalFormatError> {

@@ -1,9 +1,9 @@
-//! Public keys of signers, as text and as what checks a signature.
+//! Keys of signers: public ones as text and as what checks a signature, private ones as what makes it.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use fips204::ml_dsa_44;
-use fips204::traits::{SerDes as _, Verifier as _};
+use fips204::traits::{KeyGen as _, SerDes as _, Signer as _, Verifier as _};
 use std::fmt;
 
 /// Bytes of an ML-DSA-44 public key and signature.
@@ -101,4 +101,43 @@ impl fmt::Debug for PublicKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
+}
+
+/// An ML-DSA-44 private key.
+pub struct MlDsa44Key {
+    public: Box<ml_dsa_44::PublicKey>,
+    private: Box<ml_dsa_44::PrivateKey>,
+}
+
+impl MlDsa44Key {
+    /// The key that 32 random bytes determine; they are all that needs to be kept.
+    pub fn from_seed(seed: &[u8; 32]) -> Self {
+        let (public, private) = ml_dsa_44::KG::keygen_from_seed(seed);
+        Self { public: Box::new(public), private: Box::new(private) }
+    }
+
+    pub fn public(&self) -> PublicKey {
+        PublicKey::MlDsa44(self.public.clone())
+    }
+
+    /// Without randomness, as the standard allows: who signs the same again makes the same signature, and a registry
+    /// takes that for the same approval.
+    pub(crate) fn sign(&self, message: &[u8]) -> Box<[u8; ML_DSA_44_SIG]> {
+        let signed = self.private.try_sign_with_seed(&[0; 32], message, &[]);
+        Box::new(signed.expect("a key that was made signs, under no context"))
+    }
+}
+
+impl fmt::Debug for MlDsa44Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MlDsa44Key of {}", self.public())
+    }
+}
+
+/// What a signer signs with: one key, or one of each algorithm.
+#[derive(Debug)]
+pub enum SigningKeys {
+    Ed25519(ed25519_dalek::SigningKey),
+    MlDsa44(MlDsa44Key),
+    Hybrid(ed25519_dalek::SigningKey, MlDsa44Key),
 }

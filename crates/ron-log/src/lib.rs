@@ -42,7 +42,7 @@ pub use item::Key;
 pub use note::{Note, NoteKey};
 pub use payload::{Op, Payload, Proposal};
 pub use proof::ProofFile;
-pub use quorum::{Judgement, Tally};
+pub use quorum::{Judgement, Tally, reachable};
 pub use reason::Reason;
 pub use roots::TrustRoots;
 pub use signers::{Role, Signer, SignerSet};

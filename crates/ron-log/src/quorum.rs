@@ -89,3 +89,28 @@ impl Judgement {
         self.in_force.have >= self.in_force.need && self.proposed.is_none_or(|tally| tally.have >= tally.need)
     }
 }
+
+/// No approvals can meet the quorums of the set in force and of the proposed one. Each name approves once, with the
+/// keys of one set, so these, who are to have other keys under the same name, count in one set alone.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no approvals can meet both quorums, for {} would have other keys under the same name", .names.join(", "))]
+pub struct Unreachable {
+    pub names: Vec<String>,
+}
+
+/// Whether a change from one set to another can be approved at all.
+pub fn reachable(in_force: &SignerSet, proposed: &SignerSet) -> Result<(), Unreachable> {
+    let (mut old, mut new, mut names) = (0, 0, Vec::new());
+    for signer in in_force.signers().iter().filter(|signer| signer.is_approver()) {
+        match proposed.signer(&signer.id).filter(|newer| newer.is_approver()) {
+            Some(newer) if newer.keys == signer.keys => (old, new) = (old + 1, new + 1),
+            Some(_) => names.push(signer.id.clone()),
+            None => old += 1,
+        }
+    }
+    let known = |id: &str| in_force.signer(id).is_some_and(|signer| signer.is_approver());
+    new +=
+        proposed.signers().iter().filter(|signer| signer.is_approver() && !known(&signer.id)).count() as u64;
+    let lacking = in_force.threshold().saturating_sub(old) + proposed.threshold().saturating_sub(new);
+    if lacking <= names.len() as u64 { Ok(()) } else { Err(Unreachable { names }) }
+}

@@ -113,6 +113,12 @@ impl SignerSet {
         self.signers.iter().filter(|signer| signer.roles.contains(&Role::Approve)).count() as u64
     }
 
+    /// A signer that may not approve, if there is one. It is listed and has nothing to do: who may propose and commit
+    /// is for capabilities to say.
+    pub fn idle(&self) -> Option<&Arc<Signer>> {
+        self.signers.iter().find(|signer| !signer.is_approver())
+    }
+
     pub fn signers(&self) -> &[Arc<Signer>] {
         &self.signers
     }

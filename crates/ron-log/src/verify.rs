@@ -196,12 +196,14 @@ impl Verifier {
         let checked = self.log_key().and_then(|log| {
             let note = Note::parse(note)?;
             let checkpoint = Checkpoint::verify(&note, log)?;
-            Ok((checkpoint, cosignatures(&note, witnesses)? >= *quorum))
+            Ok((checkpoint, cosignatures(&note, witnesses).map(|found| found >= *quorum)))
         });
         match checked {
             Ok((checkpoint, witnessed)) => {
-                if witnessed {
-                    self.witnessed = self.witnessed.max(checkpoint.size);
+                match witnessed {
+                    Ok(true) => self.witnessed = self.witnessed.max(checkpoint.size),
+                    Ok(false) => {}
+                    Err(bad) => self.fault(checkpoint.size.saturating_sub(1), bad.into()),
                 }
                 self.expect_root(checkpoint.size, checkpoint.root);
             }

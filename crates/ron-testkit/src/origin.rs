@@ -6,6 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+/// A connection, plain or not.
+pub trait Stream: Read + Write {}
+
+impl<T: Read + Write> Stream for T {}
+
 /// How to answer a request.
 #[derive(Clone, Debug)]
 pub enum Script {
@@ -19,6 +24,12 @@ pub enum Script {
     Chunks(Vec<Vec<u8>>, Duration),
     /// These bytes, whatever they are, then close.
     Raw(Vec<u8>),
+    /// A status and fields as one has them on the wire, and this body with its length.
+    Answer(String, Vec<u8>),
+    /// Wait, then that.
+    Late(Duration, String, Vec<u8>),
+    /// That, and then nothing more, without closing.
+    Stall(Vec<u8>),
     /// Changes the protocol to `echo`, says `hello`, then sends back whatever comes.
     Upgrade,
     /// Never.
@@ -44,6 +55,14 @@ pub struct Origin {
 impl Origin {
     /// Serves every request by the script that `choose` picks for its path.
     pub fn start(choose: impl Fn(&str) -> Script + Send + Sync + 'static) -> Origin {
+        Origin::start_over(choose, |stream| Box::new(stream))
+    }
+
+    /// The same over whatever `wrap` makes of a connection, such as TLS.
+    pub fn start_over(
+        choose: impl Fn(&str) -> Script + Send + Sync + 'static,
+        wrap: impl Fn(TcpStream) -> Box<dyn Stream> + Send + Sync + 'static,
+    ) -> Origin {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("a bound socket has an address").to_string();
         let origin = Origin {
@@ -60,7 +79,7 @@ impl Origin {
             trailers: origin.trailers.clone(),
         };
         let (connections, stop) = (origin.connections.clone(), origin.stop.clone());
-        let choose = Arc::new(choose);
+        let (choose, wrap) = (Arc::new(choose), Arc::new(wrap));
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 if stop.load(Ordering::SeqCst) {
@@ -68,13 +87,19 @@ impl Origin {
                 }
                 let Ok(stream) = stream else { continue };
                 connections.fetch_add(1, Ordering::SeqCst);
-                let (log, choose) = (log.clone(), choose.clone());
+                let (log, choose, wrap) = (log.clone(), choose.clone(), wrap.clone());
                 std::thread::spawn(move || {
-                    let _ = serve(stream, &log, &*choose);
+                    let _ = serve(wrap(stream), &log, &*choose);
                 });
             }
         });
         origin
+    }
+
+    /// How many requests it has seen for a path.
+    pub fn count(&self, path: &str) -> usize {
+        let seen = self.seen.lock().expect("no test panics while holding this");
+        seen.iter().filter(|head| head.split(' ').nth(1) == Some(path)).count()
     }
 
     pub fn url(&self) -> String {
@@ -103,7 +128,7 @@ struct Log {
     trailers: Arc<Mutex<Vec<String>>>,
 }
 
-fn serve(mut stream: TcpStream, log: &Log, choose: &dyn Fn(&str) -> Script) -> std::io::Result<()> {
+fn serve(mut stream: impl Read + Write, log: &Log, choose: &dyn Fn(&str) -> Script) -> std::io::Result<()> {
     let mut buffer: Vec<u8> = Vec::new();
     loop {
         let end = loop {
@@ -136,42 +161,81 @@ fn serve(mut stream: TcpStream, log: &Log, choose: &dyn Fn(&str) -> Script) -> s
             buffer.drain(..length).collect()
         };
         log.bodies.lock().expect("no test panics while holding this").push(body.clone());
-        let bodiless = head.starts_with("HEAD");
-        let with_length = |body: &[u8]| {
-            let mut out = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len()).into_bytes();
-            out.extend_from_slice(if bodiless { b"" } else { body });
-            out
-        };
-        match script {
-            Script::Body(body) => stream.write_all(&with_length(&body))?,
-            Script::Echo => stream.write_all(&with_length(&[head.as_bytes(), &body].concat()))?,
-            Script::After(pause) => {
-                std::thread::sleep(pause);
-                stream.write_all(&with_length(b"slow"))?;
-            }
-            Script::Chunks(chunks, pause) => {
-                stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
-                for chunk in chunks {
-                    stream.write_all(format!("{:x}\r\n", chunk.len()).as_bytes())?;
-                    stream.write_all(&chunk)?;
-                    stream.write_all(b"\r\n")?;
-                    std::thread::sleep(pause);
-                }
-                stream.write_all(b"0\r\n\r\n")?;
-            }
-            Script::Raw(bytes) => return stream.write_all(&bytes),
-            Script::HangUp => return Ok(()),
-            Script::Upgrade => return echo(&mut stream, buffer),
-            Script::Silence => {
-                let mut rest = Vec::new();
-                stream.read_to_end(&mut rest)?;
-                return Ok(());
-            }
+        if !act(&mut stream, script, &head, &body, &mut buffer)? {
+            return Ok(());
         }
     }
 }
 
-fn echo(stream: &mut TcpStream, mut buffer: Vec<u8>) -> std::io::Result<()> {
+/// Does what a script says; whether another request may follow.
+fn act(
+    stream: &mut (impl Read + Write),
+    script: Script,
+    head: &str,
+    body: &[u8],
+    buffer: &mut Vec<u8>,
+) -> std::io::Result<bool> {
+    let bodiless = head.starts_with("HEAD");
+    let plain = |stream: &mut _, body: &[u8]| answer(stream, "200 OK", body, bodiless);
+    match script {
+        Script::Body(body) => plain(stream, &body)?,
+        Script::Echo => plain(stream, &[head.as_bytes(), body].concat())?,
+        Script::After(pause) => {
+            std::thread::sleep(pause);
+            plain(stream, b"slow")?;
+        }
+        Script::Chunks(chunks, pause) => {
+            stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
+            for chunk in chunks {
+                stream.write_all(format!("{:x}\r\n", chunk.len()).as_bytes())?;
+                stream.write_all(&chunk)?;
+                stream.write_all(b"\r\n")?;
+                std::thread::sleep(pause);
+            }
+            stream.write_all(b"0\r\n\r\n")?;
+        }
+        Script::Answer(head, body) => answer(stream, &head, &body, bodiless)?,
+        Script::Late(pause, head, body) => {
+            std::thread::sleep(pause);
+            answer(stream, &head, &body, bodiless)?;
+        }
+        Script::Raw(bytes) => {
+            stream.write_all(&bytes)?;
+            stream.flush()?;
+            return Ok(false);
+        }
+        Script::HangUp => return Ok(false),
+        Script::Upgrade => {
+            echo(stream, std::mem::take(buffer))?;
+            return Ok(false);
+        }
+        Script::Stall(bytes) => {
+            stream.write_all(&bytes)?;
+            stream.flush()?;
+            stream.read_to_end(&mut Vec::new())?;
+            return Ok(false);
+        }
+        Script::Silence => {
+            stream.read_to_end(&mut Vec::new())?;
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn answer(stream: &mut impl Write, head: &str, body: &[u8], bodiless: bool) -> std::io::Result<()> {
+    let length = if head.starts_with("304") || head.starts_with("204") {
+        String::new()
+    } else {
+        format!("Content-Length: {}\r\n", body.len())
+    };
+    let mut out = format!("HTTP/1.1 {}\r\n{length}\r\n", head.trim_end()).into_bytes();
+    out.extend_from_slice(if bodiless { b"" } else { body });
+    stream.write_all(&out)?;
+    stream.flush()
+}
+
+fn echo(stream: &mut (impl Read + Write), mut buffer: Vec<u8>) -> std::io::Result<()> {
     let head = "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\nhello";
     stream.write_all(head.as_bytes())?;
     loop {
@@ -182,7 +246,7 @@ fn echo(stream: &mut TcpStream, mut buffer: Vec<u8>) -> std::io::Result<()> {
 }
 
 /// A chunked body, and the lines behind it.
-fn take_chunks(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> std::io::Result<(Vec<u8>, Vec<String>)> {
+fn take_chunks(stream: &mut impl Read, buffer: &mut Vec<u8>) -> std::io::Result<(Vec<u8>, Vec<String>)> {
     let mut body = Vec::new();
     loop {
         let size = usize::from_str_radix(&take_line(stream, buffer)?, 16).map_err(std::io::Error::other)?;
@@ -202,7 +266,7 @@ fn take_chunks(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> std::io::Result<
     }
 }
 
-fn take_line(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> std::io::Result<String> {
+fn take_line(stream: &mut impl Read, buffer: &mut Vec<u8>) -> std::io::Result<String> {
     loop {
         if let Some(at) = buffer.windows(2).position(|window| window == b"\r\n") {
             let line = String::from_utf8_lossy(&buffer[..at]).into_owned();
@@ -213,7 +277,7 @@ fn take_line(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> std::io::Result<St
     }
 }
 
-fn fill(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> std::io::Result<()> {
+fn fill(stream: &mut impl Read, buffer: &mut Vec<u8>) -> std::io::Result<()> {
     let mut piece = [0; 65536];
     let read = stream.read(&mut piece)?;
     if read == 0 {

@@ -1,7 +1,9 @@
 //! What can be typed.
 
 use crate::client::Target;
+use crate::packs::{self, PackCommand};
 use crate::registry::{self, Proposing, VerifyOptions};
+use crate::secret::Algorithm;
 use clap::{Args, Parser, Subcommand};
 use ron_kernel::units::Span;
 use std::path::PathBuf;
@@ -47,6 +49,9 @@ pub(crate) enum Command {
     /// Ask the gateway of a running node.
     #[command(subcommand)]
     Gateway(GatewayCommand),
+    /// Put objects into the edge of a running node, get them out, forget and check them; packs of map tiles.
+    #[command(subcommand)]
+    Edge(EdgeCommand),
     /// Publish and follow messages over the overlay of a running node, and look at its peers.
     #[command(subcommand)]
     Overlay(OverlayCommand),
@@ -56,7 +61,7 @@ pub(crate) enum Command {
     /// Look at the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Make and show Ed25519 keys.
+    /// Make and show keys: Ed25519, and ML-DSA-44 for signers of a registry.
     #[command(subcommand)]
     Key(KeyCommand),
     /// Make, narrow and read capabilities.
@@ -116,6 +121,72 @@ pub(crate) enum GatewayCommand {
 }
 
 #[derive(Debug, Subcommand)]
+pub(crate) enum EdgeCommand {
+    /// Store a file, and print its address.
+    Put {
+        /// The file.
+        file: PathBuf,
+        /// The asset's path, such as img/a.png. Without it the file is stored by its address alone.
+        #[arg(long, value_name = "PATH")]
+        name: Option<String>,
+        /// Its media type; by its extension if nothing is said.
+        #[arg(long = "type", value_name = "TYPE", requires = "name")]
+        content_type: Option<String>,
+        /// A key by which it can be purged together with others; may be given more than once.
+        #[arg(long = "key", value_name = "K", requires = "name")]
+        keys: Vec<String>,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Get an object, checked against its address.
+    Get {
+        /// An address (b3:…) or an asset's path.
+        #[arg(value_name = "b3:…|PATH")]
+        what: String,
+        /// The file to write; standard output if nothing is said.
+        #[arg(short, value_name = "FILE")]
+        out: Option<PathBuf>,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Say what is stored: address, size, type, and since when.
+    Stat {
+        /// An address (b3:…) or an asset's path.
+        #[arg(value_name = "b3:…|PATH")]
+        what: String,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Forget assets: one, all whose paths begin so, or all with a key.
+    Purge {
+        /// One path.
+        #[arg(long, value_name = "P")]
+        path: Option<String>,
+        /// The beginning of paths.
+        #[arg(long, value_name = "P")]
+        prefix: Option<String>,
+        /// A surrogate key.
+        #[arg(long, value_name = "K")]
+        key: Option<String>,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Read and check every object now: 0 if all are good, else 1. Asks the admin plane.
+    Scrub {
+        #[command(flatten)]
+        target: Target,
+    },
+    /// The packs of a running edge, and what state they are in.
+    Packs {
+        #[command(flatten)]
+        target: packs::Target,
+    },
+    /// Work on pack files, without a node.
+    #[command(subcommand)]
+    Pack(PackCommand),
+}
+
+#[derive(Debug, Subcommand)]
 pub(crate) enum OverlayCommand {
     /// Publish a message, and say how many peers it was pushed to, announced to, or could not be given.
     Pub {
@@ -152,7 +223,8 @@ pub(crate) enum RegistryCommand {
         /// How many signers must approve a change.
         #[arg(long, value_name = "M")]
         threshold: u64,
-        /// A signer and its key, NAME=ed25519:…; may be given more than once. Two keys with a comma are a hybrid signer.
+        /// A signer and its key, NAME=ed25519:… or NAME=ml-dsa-44:…; may be given more than once. One of each, with a
+        /// comma, is a hybrid signer.
         #[arg(long, required = true, value_name = "NAME=KEY")]
         signer: Vec<String>,
         /// The file to make.
@@ -167,9 +239,9 @@ pub(crate) enum RegistryCommand {
         /// The proposal's file, or its id (b3:…).
         #[arg(value_name = "ID|FILE")]
         proposal: String,
-        /// The signer's private Ed25519 key. What needs ML-DSA-44 too, or alone, is signed elsewhere.
-        #[arg(long, value_name = "FILE")]
-        key: PathBuf,
+        /// The signer's private key; a hybrid signer gives two, one of each algorithm.
+        #[arg(long, required = true, value_name = "FILE")]
+        key: Vec<PathBuf>,
         /// The signer's name in the signer set.
         #[arg(long, value_name = "NAME")]
         signer: String,
@@ -261,10 +333,9 @@ pub(crate) enum RegistryCommand {
     /// Approve a proposal: sign it here, having seen what it changes, or bring an approval signed elsewhere.
     Approve {
         id: String,
-        /// The signer's private Ed25519 key. What needs ML-DSA-44 too, or alone, is signed elsewhere and brought with
-        /// --approval.
+        /// The signer's private key; a hybrid signer gives two, one of each algorithm.
         #[arg(long, value_name = "FILE", requires = "signer", conflicts_with = "approval")]
-        key: Option<PathBuf>,
+        key: Vec<PathBuf>,
         /// The signer's name in the signer set.
         #[arg(long, value_name = "NAME", requires = "key")]
         signer: Option<String>,
@@ -396,6 +467,9 @@ pub(crate) enum KeyCommand {
     New {
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
+        /// What it signs with; a node, a witness and capabilities want Ed25519.
+        #[arg(long, value_enum, value_name = "ALGORITHM", default_value = "ed25519")]
+        alg: Algorithm,
     },
     /// Print the public half of a key.
     Show { file: PathBuf },

@@ -7,12 +7,14 @@ use clap::Args;
 use http::Uri;
 use ron::config::{Config, sources};
 use ron_kernel::config::{Problems, attempt};
+use ron_kernel::key::PrivateKey;
 use ron_kernel::node::DataDir;
+use ron_kernel::token::Grant;
 use serde_json::Value;
 use std::io::{ErrorKind, Read as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// A reload reads files and may wait for a slow disk.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -24,18 +26,56 @@ const ANSWER_MAX: u64 = 64 << 20;
 /// Which node.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Target {
-    /// Base URL of the node's admin listener, such as http://127.0.0.1:9600.
+    /// Base URL: of the edge, such as http://127.0.0.1:8081, for what is stored there; else of the node's admin listener,
+    /// such as http://127.0.0.1:9600.
     #[arg(long, value_name = "URL")]
     url: Option<String>,
     /// The node's configuration file, which leads to its addresses and token. Without this and --url: ./ron-data.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The admin token. Otherwise RON_ADMIN__TOKEN, the node's token file, or RON_TOKEN.
+    /// A capability for the edge, otherwise RON_TOKEN or one made with the node's key; for the admin listener its token,
+    /// otherwise RON_ADMIN__TOKEN, the node's token file, or RON_TOKEN.
     #[arg(long, value_name = "T")]
     token: Option<String>,
     /// As JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// How long a capability lives that is made for one command; an upload may take a while.
+const OWN_TTL: Duration = Duration::from_secs(3600);
+
+impl Target {
+    /// The address of the edge's plain listener, and a capability for it if there is one.
+    pub(crate) fn edge(&self, scopes: &[&str]) -> anyhow::Result<(String, Option<String>)> {
+        let sent =
+            self.token.clone().or_else(|| std::env::var("RON_TOKEN").ok().filter(|token| !token.is_empty()));
+        let named =
+            self.url.as_ref().map(|url| address_of(url, "the edge's URL, such as http://127.0.0.1:8081"));
+        let named = named.transpose()?;
+        if let (Some(address), None) = (&named, &self.config) {
+            return Ok((address.clone(), sent));
+        }
+        let Found { config, data, problems } = Found::read(self.config.as_deref())?;
+        let written = |addresses: &Value| addresses["edge"]["http"].as_str().map(str::to_owned);
+        let address = match named {
+            Some(address) => address,
+            None => match address(&data, "edge", written, ("edge.listen", config.edge.listen)) {
+                Err(_unknown) if !problems.is_empty() => return Err(problems.into()),
+                known => known?.0,
+            },
+        };
+        // Whoever can read the node's key may do anything with it; a capability made of it is for this command only.
+        let own = || {
+            let key = PrivateKey::read(&data.join(&config.node.key_file)).ok()?;
+            let scopes = scopes.iter().map(|scope| (*scope).to_owned()).collect();
+            let audience = Some("edge".to_owned());
+            Grant { scopes, audience, ttl: Some(OWN_TTL), ..Grant::default() }
+                .mint(&key, SystemTime::now())
+                .ok()
+        };
+        Ok((address, sent.or_else(own)))
+    }
 }
 
 /// The admin plane of a node.
@@ -166,7 +206,7 @@ impl Admin {
             }
             (404, _) => {
                 anyhow::bail!(
-                    "the node at {} does not run the service that this is for, or is of another version",
+                    "the node at {} does not run that service, or is of another version",
                     self.address
                 )
             }

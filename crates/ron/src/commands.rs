@@ -1,7 +1,8 @@
 //! What each command does.
 
 use crate::cli::{Cli, Command, ConfigCommand, KeyCommand, Limits, Source, TokenCommand};
-use crate::{gateway, overlay, registry};
+use crate::secret::Secret;
+use crate::{edge, gateway, overlay, registry};
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 use ron::config::{Config, sources};
@@ -33,6 +34,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             ))
         }
         Command::Gateway(command) => gateway::run(command),
+        Command::Edge(command) => edge::run(command),
         Command::Overlay(command) => overlay::run(command),
         Command::Registry(command) => registry::run(command),
         Command::Config(command) => config(command),
@@ -140,14 +142,14 @@ fn load_source(source: &Source) -> anyhow::Result<Loaded<Config>> {
 
 fn key(command: KeyCommand) -> anyhow::Result<ExitCode> {
     let key = match command {
-        KeyCommand::New { out } => {
-            let key = PrivateKey::generate()?;
+        KeyCommand::New { out, alg } => {
+            let key = Secret::generate(alg)?;
             key.write_new(&out).context("choose another name or remove the old key first")?;
             key
         }
-        KeyCommand::Show { file } => PrivateKey::read(&file)?,
+        KeyCommand::Show { file } => Secret::read(&file)?,
     };
-    print(&key.public().to_string())
+    print(&key.public())
 }
 
 fn token(command: TokenCommand) -> anyhow::Result<ExitCode> {

@@ -43,6 +43,7 @@ impl Validate for Config {
         if let Some(tls) = &self.edge.tls {
             tls.check(data.path(), "edge.tls", problems);
         }
+        self.edge.validate_files(data.path(), problems);
         let log = &self.gateway.access_log;
         let folder = data.join(&log.file).parent().map(Path::to_owned).unwrap_or_default();
         if log.enabled && !log.file.is_empty() && file.is_some() && !folder.is_dir() {

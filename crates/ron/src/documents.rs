@@ -51,13 +51,23 @@ fn advice(reason: Reason) -> &'static str {
         Reason::Forbidden => {
             "over the Unix socket: add the user to `uds.allow_uids`; else give the client a capability that allows it"
         }
-        Reason::NotAllowed => "edge: store the object, or name an origin for it",
+        Reason::NotAllowed => {
+            "edge: store the object, or name an origin for it; a private address needs the origin's `allow_private`"
+        }
+        Reason::Gone => "edge: the origin has removed it",
+        Reason::Upstream | Reason::EtagInvalid => "edge: look at the origin; the log says what failed",
+        Reason::DecompressCap => {
+            "edge: `ingress.decompress_max_ratio`, `ingress.decompress_abs_bytes`; more likely an attack"
+        }
         Reason::NotAcceptable | Reason::Precondition | Reason::InvalidRange | Reason::DigestSent => {
             "the client's to mend"
         }
         Reason::RateLimit => "`ingress.rps_limit`",
         Reason::DigestStored => {
             "edge: store the object again, and look at the disk; `ron edge scrub` finds others"
+        }
+        Reason::PackInvalid => {
+            "edge: `ron edge packs` says which pack was refused, `ron edge pack verify FILE` what is wrong with it"
         }
         Reason::Amnesia => "`cas.memory_bytes`",
         Reason::NoRoom => "edge: make room on the disk, or raise `cas.max_bytes`",
@@ -116,7 +126,7 @@ fn registry_advice(reason: Reason) -> &'static str {
             "registry: look at the disk; `/readyz` says whether it is full, failing or damaged"
         }
         Reason::Timeout => {
-            "edge: `ingress.timeout`, or a faster disk; registry: a faster disk, or longer deadlines"
+            "edge: `ingress.timeout`, `fill.deadline`, or a faster origin or disk; registry: a faster disk, or longer deadlines"
         }
         Reason::CommitUnknown => {
             "registry: ask for the proposal's `state` until it is decided; do not commit again blindly"

@@ -1,10 +1,12 @@
-//! A newcomer's first files: keys, a token, a commented configuration.
+//! A newcomer's first files: keys, a token, a pack of map tiles, a commented configuration.
 
 use anyhow::Context as _;
 use ron_kernel::key::{PrivateKey, write_private};
 use ron_kernel::tls::write_dev_ca;
 use std::fmt::Write as _;
+use std::io::Cursor;
 use std::path::Path;
+use svc_edge::pack::sample::Sample;
 use svc_overlay::PeerAddress;
 
 const TEMPLATE: &str = include_str!("init/ron.toml");
@@ -33,6 +35,13 @@ pub fn init(dir: &Path, tls: bool, join: &[PeerAddress]) -> anyhow::Result<()> {
     let token = dir.join("admin.token");
     if !token.exists() {
         write_private(&token, new_token()?.as_bytes())?;
+    }
+    let pack = dir.join("sample.pmtiles");
+    if !pack.exists() {
+        let mut bytes = Vec::new();
+        let spill = Cursor::<Vec<u8>>::default;
+        Sample::default().write(spill(), spill(), &mut bytes)?;
+        std::fs::write(&pack, bytes).with_context(|| format!("cannot write {}", pack.display()))?;
     }
     let peers: Vec<String> = join.iter().map(|peer| format!("\"{peer}\"")).collect();
     let mut text = TEMPLATE.replace("peers = []", &format!("peers = [{}]", peers.join(", ")));

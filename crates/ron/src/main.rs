@@ -3,10 +3,14 @@
 mod cli;
 mod client;
 mod commands;
+mod edge;
 mod gateway;
 mod http1;
 mod overlay;
+mod packs;
+mod progress;
 mod registry;
+mod secret;
 mod table;
 mod witness;
 
@@ -50,7 +54,7 @@ fn main() -> ExitCode {
 }
 
 /// An error and its causes; one that the error before tells already is not told twice.
-fn said(error: &anyhow::Error) -> String {
+pub(crate) fn said(error: &anyhow::Error) -> String {
     let mut out = String::new();
     for cause in error.chain().map(ToString::to_string) {
         if out.is_empty() {

@@ -11,7 +11,7 @@ use ron_kernel::kernel::{Ending, KERNEL_EVENTS, KERNEL_SHUTDOWN, Kernel};
 use ron_kernel::key::{PrivateKey, PublicKey, check_private, write_private};
 use ron_kernel::node::{DataDir, OnFatal};
 use ron_kernel::observe::Logs;
-use ron_kernel::process::{self, Reloader};
+use ron_kernel::process::{self, Reloader, Signals};
 use ron_kernel::token::Verifier;
 use ron_kernel::units::Span;
 use serde_json::{Map, Value, json};
@@ -92,13 +92,15 @@ impl Node {
     pub fn start(sources: Sources, which: &Which, logs: Logs) -> anyhow::Result<Node> {
         let loaded = load::<Config>(&sources)?;
         let (data, config) = (data_dir(&loaded), loaded.value.clone());
-        let lock = if config.node.amnesia { None } else { Some(lock(&data)?) };
-        let key = node_key(&config, &data)?;
-        let token = admin_token(&config, &data)?;
         let kernel = Kernel::new();
         kernel.set_exit_on_fatal(config.node.on_fatal == OnFatal::Exit);
         let own = kernel.service("kernel");
         own.declare(&KERNEL_SHUTDOWN, &KERNEL_EVENTS);
+        // First, so that whatever is begun below is ended in order.
+        let signals = Signals::catch(&own).context("cannot catch signals")?;
+        let lock = if config.node.amnesia { None } else { Some(lock(&data)?) };
+        let key = node_key(&config, &data)?;
+        let token = admin_token(&config, &data)?;
         let observed = Observed {
             logs,
             #[cfg(feature = "otlp")]
@@ -147,7 +149,7 @@ impl Node {
         let danger_ok = move || current.current().value.node.danger_ok;
         let handler = Admin::new(&own, reloader.clone(), token.clone(), VERSION, danger_ok);
         Server::new(&own, handler, admin::limits()).listen(bound, None);
-        process::start(&own, &reloader);
+        process::start(&own, &signals, &reloader);
         own.ready();
         services.ready(&mut addresses);
         announce(&config, &data, &addresses, &token)?;
@@ -425,6 +427,7 @@ fn greet(addresses: &Value, demo: bool, data: &DataDir) {
     }
     if let Some(edge) = addresses["edge"]["http"].as_str() {
         text += &format!("  edge     http://{edge}\n");
+        tries += &format!("  curl http://{edge}/edge/packs\n");
     }
     if let Some(registry) = addresses["registry"]["http"].as_str() {
         text += &format!("  registry http://{registry}\n");
@@ -435,8 +438,11 @@ fn greet(addresses: &Value, demo: bool, data: &DataDir) {
     {
         text += &format!("  overlay  {node}@{oap}\n");
     }
-    text += &format!("\nTry:\n{tries}");
-    text += &format!("  curl http://{admin}/readyz\n\nCtrl-C stops it.\n");
+    // Three are enough.
+    if tries.lines().count() < 3 {
+        tries += &format!("  curl http://{admin}/readyz\n");
+    }
+    text += &format!("\nTry:\n{tries}\nCtrl-C stops it.\n");
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 

@@ -4,7 +4,6 @@ mod archive;
 mod change;
 mod look;
 mod node;
-mod progress;
 mod proof;
 mod verify;
 
@@ -15,13 +14,13 @@ pub(crate) use verify::Options as VerifyOptions;
 use crate::Usage;
 use crate::cli::RegistryCommand;
 use crate::commands::print;
+use crate::secret::signing_keys;
 use anyhow::Context as _;
 use change::Change;
 use node::Registry;
-use ron_kernel::key::PrivateKey;
 use ron_log::key::PublicKey;
 use ron_log::{Approval, B3, Proposal, Role, Signer, SignerSet, TrustRoots};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 pub(crate) fn run(command: RegistryCommand) -> anyhow::Result<ExitCode> {
@@ -52,7 +51,7 @@ pub(crate) fn run(command: RegistryCommand) -> anyhow::Result<ExitCode> {
             change::propose(&Registry::find(&target)?, &Change::Delete(&kind, &id), &proposing)
         }
         C::Approve { id, key, signer, approval, yes, target } => {
-            let key = key.as_deref().zip(signer.as_deref());
+            let key = signer.as_deref().map(|signer| (key.as_slice(), signer));
             change::approve(&Registry::find(&target)?, &id, key, approval.as_deref(), yes)
         }
         C::Withdraw { id, target } => change::withdraw(&Registry::find(&target)?, &id),
@@ -96,24 +95,20 @@ fn genesis(
     print(&pin)
 }
 
-/// `NAME=ed25519:…`, or two keys with a comma for a hybrid signer; it may do everything.
+/// `NAME=ed25519:…`, or two keys with a comma for a hybrid signer. It may approve: there is nothing else that the set
+/// decides.
 fn signer(text: &str) -> Result<Signer, Usage> {
     let wrong = |why: String| Usage(format!("--signer {text}: {why}"));
     let (id, keys) = text.split_once('=').ok_or_else(|| wrong("expected NAME=ed25519:…".to_owned()))?;
     let keys = keys.split(',').map(PublicKey::parse).collect::<Result<Vec<_>, _>>();
     let keys = keys.map_err(|error| wrong(error.to_string()))?;
-    Ok(Signer {
-        id: id.to_owned(),
-        keys,
-        roles: vec![Role::Propose, Role::Approve, Role::Commit],
-        not_after: None,
-    })
+    Ok(Signer { id: id.to_owned(), keys, roles: vec![Role::Approve], not_after: None })
 }
 
 /// Signs a proposal, given as its file or its id, and prints the approval.
 fn sign(
     proposal: &str,
-    (key, signer): (&Path, &str),
+    (keys, signer): (&[PathBuf], &str),
     out: Option<&Path>,
     yes: bool,
 ) -> anyhow::Result<ExitCode> {
@@ -131,7 +126,7 @@ fn sign(
         }
     };
     change::may_sign(yes)?;
-    let approval = signed(payload_b3, key, signer)?;
+    let approval = signed(payload_b3, keys, signer)?;
     match out {
         None => print(&approval),
         Some(out) => {
@@ -142,10 +137,9 @@ fn sign(
     }
 }
 
-/// An approval with the key of a file, as it is sent.
-fn signed(payload_b3: B3, key: &Path, signer: &str) -> anyhow::Result<String> {
-    let key = ed25519_dalek::SigningKey::from_bytes(&PrivateKey::read(key)?.seed());
-    let approval = Approval::sign(signer, &key, payload_b3, change::now()?).canonical();
+/// An approval with the keys of these files, as it is sent.
+fn signed(payload_b3: B3, keys: &[PathBuf], signer: &str) -> anyhow::Result<String> {
+    let approval = Approval::sign_with(signer, &signing_keys(keys)?, payload_b3, change::now()?).canonical();
     Approval::parse(approval.as_bytes()).map_err(|error| Usage(format!("--signer {signer}: {error}")))?;
     Ok(approval)
 }

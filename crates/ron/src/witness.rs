@@ -15,7 +15,7 @@ use ron_kernel::key::PrivateKey;
 use ron_kernel::lock::Lock;
 use ron_kernel::observe::{LogSettings, Logs};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID};
-use ron_kernel::process::{self, Reloader};
+use ron_kernel::process::{self, Reloader, Signals};
 use ron_kernel::reason::Reason;
 use ron_log::note::{NOTE_MAX, NoteKeyKind, is_key_name};
 use ron_log::witness::AddError;
@@ -56,6 +56,7 @@ pub(crate) fn run(options: WitnessOptions) -> anyhow::Result<ExitCode> {
 async fn serve(options: WitnessOptions, logs: Vec<NoteKey>, key: SigningKey) -> anyhow::Result<ExitCode> {
     let kernel = Kernel::new();
     let (own, service) = (kernel.service("kernel"), kernel.service("witness"));
+    let signals = Signals::catch(&own).context("cannot catch signals")?;
     let file = StateFile::open(&options.state)?;
     let witness = file.read(logs)?;
     let public = NoteKey::cosignature(&options.name, key.verifying_key());
@@ -77,7 +78,8 @@ async fn serve(options: WitnessOptions, logs: Vec<NoteKey>, key: SigningKey) -> 
         again.seen.lock().0.logs = newer;
         Ok((0, Vec::new()))
     };
-    process::start(&own, &Reloader::new(&own, reload, move || listed.iter().cloned().collect()));
+    let reloader = Reloader::new(&own, reload, move || listed.iter().cloned().collect());
+    process::start(&own, &signals, &reloader);
     Server::new(&service, Front(cosigner), ron_kernel::admin::limits()).listen(bound, None);
     own.ready();
     service.ready();
@@ -179,7 +181,7 @@ impl Cosigner {
         next.note(&continued);
         if let Err(error) = file.write(&next.text()) {
             // After a failed flush nobody knows what the disk holds; what it holds is read again at the next start.
-            self.service.fail_closed(format!("the state cannot be kept: {error:#}"));
+            self.service.fail_closed(format!("the state cannot be kept: {}", crate::said(&error)));
             return Err(Rejection::new(Reason::Internal, "what is cosigned cannot be kept"));
         }
         *witness = next;

@@ -7,24 +7,30 @@
 pub mod catalog;
 mod disk;
 mod fifo;
+mod hot;
 mod keep;
 mod reader;
 mod scrub;
 pub mod tree;
 mod upload;
 
-pub use catalog::{Asset, Names, Object};
+pub use catalog::{Asset, Names, Object, response_name};
 pub use disk::DiskError;
-pub use keep::{NewName, Op, Put, Stored, keep};
+pub(crate) use hot::HOT;
+pub use keep::{NewName, NewResponse, Op, Put, Stored, keep};
 pub use reader::{ReadError, Reader, Trust};
 pub use scrub::{Progress, scrub};
+use upload::Arriving;
 pub use upload::{Arrived, Upload};
 
 use crate::address::Address;
-use crate::semantics::{Preconditions, Variant};
+use crate::cache::StoredHead;
+use crate::semantics::{Coding, Preconditions, Variant};
 use arc_swap::ArcSwap;
+use bytes::Bytes;
 use catalog::Catalog;
 use disk::Disk;
+use hot::Hot;
 use ron_kernel::channel::{self, Receiver, Sender};
 use ron_kernel::inventory::{ChannelKind, ChannelSpec, LockSpec, Policy};
 use ron_kernel::kernel::Service;
@@ -42,7 +48,7 @@ pub(crate) static CHANGES: ChannelSpec = ChannelSpec {
     kind: ChannelKind::Mpsc,
     capacity: 512,
     policy: Policy::RejectNew,
-    producers: &["conn", "scrub"],
+    producers: &["conn", "scrub", "worker", "fill"],
     consumers: &["keeper"],
 };
 
@@ -99,6 +105,28 @@ pub struct Found {
     pub variants: Vec<(Variant, Object)>,
 }
 
+/// A stored response of a site.
+#[derive(Clone, Debug)]
+pub struct Response {
+    pub name: Arc<str>,
+    pub asset: Arc<Asset>,
+    pub parts: Vec<(Address, Object)>,
+}
+
+impl Response {
+    /// `None` if some of its content is gone or bad.
+    fn of(catalog: &Catalog, name: &Arc<str>, asset: &Arc<Asset>) -> Option<Response> {
+        let part = |(_, address): &(Coding, Address)| {
+            let object = catalog.object(address)?;
+            let good = !object.condition.bad.load(Ordering::Relaxed);
+            good.then(|| (*address, object.clone()))
+        };
+        asset.head.as_ref()?;
+        let parts = asset.variants.iter().map(part).collect::<Option<Vec<_>>>()?;
+        Some(Response { name: name.clone(), asset: asset.clone(), parts })
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Cas {
@@ -106,6 +134,9 @@ pub struct Cas {
     disk: Option<Arc<Disk>>,
     catalog: Lock<Catalog>,
     changes: Sender<Op>,
+    hot: Hot,
+    /// Uploads may be as large together as the store.
+    arriving: Arc<Arriving>,
     settings: ArcSwap<Settings>,
     /// Read by metrics, which take no lock.
     bytes: AtomicU64,
@@ -135,17 +166,21 @@ impl Cas {
             bytes: AtomicU64::new(catalog.bytes()),
             catalog: Lock::new(service.inventory(), &CATALOG, catalog),
             changes,
+            hot: Hot::new(service.inventory()),
+            arriving: Arc::default(),
             settings: ArcSwap::from_pointee(settings),
             full: AtomicBool::new(false),
             found_bad: AtomicBool::new(false),
             progress: Progress::default(),
             keeping: Mutex::new(()),
         };
+        cas.arriving.max.store(cas.settings.load().max_bytes, Ordering::Relaxed);
         Ok((Arc::new(cas), receiver))
     }
 
     pub fn apply(&self, settings: Settings) {
         self.catalog.lock().set_pins(&settings.pins);
+        self.arriving.max.store(settings.max_bytes, Ordering::Relaxed);
         self.settings.store(Arc::new(settings));
     }
 
@@ -163,6 +198,20 @@ impl Cas {
         Some(Found { asset, variants })
     }
 
+    /// One stored response.
+    pub fn response(&self, name: &str) -> Option<Response> {
+        let catalog = self.catalog.lock();
+        let (name, asset) = catalog.starting(name).next().filter(|(found, _)| &***found == name)?;
+        Response::of(&catalog, name, asset)
+    }
+
+    /// The responses to one key of a site whose content is all here and not known to be bad.
+    pub fn responses(&self, key: &str) -> Vec<Response> {
+        let catalog = self.catalog.lock();
+        let prefix = response_name(key, "");
+        catalog.starting(&prefix).filter_map(|(name, asset)| Response::of(&catalog, name, asset)).collect()
+    }
+
     pub fn object(&self, address: &Address) -> Option<Object> {
         self.catalog.lock().object(address).cloned()
     }
@@ -170,6 +219,26 @@ impl Cas {
     /// Opens an object that the catalog showed. Blocks.
     pub fn reader(&self, address: Address, object: &Object) -> Result<Reader, ReadError> {
         self.reader_trusting(address, object, self.settings.load().trust)
+    }
+
+    /// All bytes of an object that are in memory already, unless they were found bad.
+    pub fn held(&self, object: &Object) -> Option<Bytes> {
+        let condition = &object.condition;
+        if condition.bad.load(Ordering::Relaxed) {
+            return None;
+        }
+        if let Some(bytes) = &object.bytes {
+            return Some(bytes.clone());
+        }
+        let held = condition.held.load();
+        let bytes = held.as_deref()?.clone();
+        condition.wanted.store(true, Ordering::Relaxed);
+        Some(bytes)
+    }
+
+    /// Keeps all bytes of an object, as they were read from its file, for the next who ask.
+    pub fn hold(&self, object: &Object, bytes: &Bytes) {
+        self.hot.keep(&object.condition, bytes.clone());
     }
 
     fn reader_trusting(&self, address: Address, object: &Object, trust: Trust) -> Result<Reader, ReadError> {
@@ -183,8 +252,8 @@ impl Cas {
     /// Begins to take an object in. Blocks.
     pub fn upload(&self) -> io::Result<Upload> {
         match &self.disk {
-            Some(disk) => Upload::to_disk(&disk.temporary_folder()),
-            None => Ok(Upload::to_memory()),
+            Some(disk) => Upload::to_disk(&disk.temporary_folder(), &self.arriving),
+            None => Ok(Upload::to_memory(&self.arriving)),
         }
     }
 
@@ -212,6 +281,18 @@ impl Cas {
     pub async fn forget(&self, which: Names, conditions: Preconditions) -> Result<usize, CasError> {
         let (reply, answer) = oneshot::channel();
         self.send(Op::Forget(which, conditions, reply), answer).await
+    }
+
+    /// Notes what an origin says now of what is stored under a name.
+    pub async fn freshen(&self, name: Arc<str>, head: StoredHead) -> Result<usize, CasError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Op::Freshen(name, Box::new(head), reply), answer).await
+    }
+
+    /// Adds encodings to a name that still stands for this object. If the queue is full it goes without them.
+    pub fn add_encodings(&self, name: String, address: Address, encoded: Vec<(Coding, Arrived)>) {
+        // Encodings are a convenience, so nobody waits for them.
+        let _ = self.changes.try_send(Op::Encoded(name, address, encoded));
     }
 
     async fn send<T: Send>(

@@ -2,10 +2,11 @@
 
 use crate::address::Address;
 use crate::cas;
+use crate::egress::{OriginUrl, normal_host};
 use ron_kernel::admission::client_ip::TrustedProxies;
 use ron_kernel::config::Problems;
 use ron_kernel::http::ServerLimits;
-use ron_kernel::tls::TlsSettings;
+use ron_kernel::tls::{ClientTlsSettings, TlsSettings};
 use ron_kernel::units::{Size, Span};
 use ron_kernel::{choice, settings};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,6 +17,7 @@ use std::time::Duration;
 const HEADERS_MAX: usize = 100;
 const HEADER_BYTES_MAX: usize = 32 << 10;
 
+const PACK_NAME_MAX: usize = 64;
 const CAS_DIR: &str = "cas";
 const SCRUB_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
@@ -40,10 +42,20 @@ settings! {
         tls: Option<TlsSettings> = None => Restart;
         /// Whether origins are asked for what is not stored.
         mode: Mode = Mode::Live => Hot;
+        /// Where assets that are not stored come from: the origin with the longest prefix that fits.
+        origins: Vec<OriginSettings> = Vec::new() => Hot;
+        /// Hosts of which everything is served through the cache, except what begins with `/edge/`.
+        sites: Vec<SiteSettings> = Vec::new() => Hot;
+        /// How origins are asked.
+        fill: FillSettings = FillSettings::default() => Hot;
+        /// When an origin is asked again: after a connection that failed, a time-out, a 502, 503 or 504.
+        retry: RetrySettings = RetrySettings::default() => Hot;
         /// What is let in.
         ingress: IngressSettings = IngressSettings::default() => Hot;
         /// Parts of HTTP that can be turned off.
         http: HttpSettings = HttpSettings::default() => Hot;
+        /// Packs of map tiles, each a PMTiles or an MBTiles file. A file that is replaced is mounted anew.
+        packs: Vec<PackSettings> = Vec::new() => Hot;
         /// The store.
         cas: CasSettings = CasSettings::default() => Hot;
         /// Which web pages may read.
@@ -68,6 +80,84 @@ settings! {
         max_conns: usize = 4096 => Hot;
         /// Connections of one client address.
         max_conns_per_ip: usize = 256 => Hot;
+        /// Decoded over encoded size of an origin's answer that comes encoded though nobody asked for it.
+        decompress_max_ratio: u64 = 10 => Hot;
+        /// Largest size of such an answer, decoded.
+        decompress_abs_bytes: Size = Size::mib(10) => Hot;
+    }
+}
+
+settings! {
+    /// An origin of assets.
+    pub struct OriginSettings {
+        /// Which paths behind `/edge/assets`, such as `/img/`.
+        prefix: String = String::new() => Required;
+        /// What stands in the prefix's place, such as `https://img.example.org/`. HTTPS only.
+        url: String = String::new() => Required;
+        /// How long an answer is good that says nothing about it itself.
+        ttl: Span = Span::secs(3600) => Hot;
+        /// Whether its name may lead to an address of this machine or of a private network.
+        allow_private: bool = false => Hot;
+        /// CA file, PEM, that its certificate is checked against. Empty: the system's CA certificates.
+        ca_file: String = String::new() => Hot;
+        /// Requests to it at one time.
+        max_inflight: usize = 64 => Hot;
+        /// Requests to it per second, of which one second's worth may be sent at once. 0: off.
+        rps: u64 = 0 => Hot;
+    }
+}
+
+settings! {
+    /// Hosts of which everything is served through the cache.
+    pub struct SiteSettings {
+        /// Names that clients ask for, without a port, or `*` for every one.
+        hosts: Vec<String> = Vec::new() => Required;
+        /// Where it comes from, such as `https://www.example.org`.
+        origin: String = String::new() => Required;
+        /// Whether the origin may be an `http://` one.
+        allow_http: bool = false => Hot;
+        /// Whether its name may lead to an address of this machine or of a private network.
+        allow_private: bool = false => Hot;
+        /// CA file, PEM, that its certificate is checked against. Empty: the system's CA certificates.
+        ca_file: String = String::new() => Hot;
+        /// Requests to it at one time.
+        max_inflight: usize = 256 => Hot;
+        /// Requests to it per second, of which one second's worth may be sent at once. 0: off.
+        rps: u64 = 0 => Hot;
+    }
+}
+
+settings! {
+    /// How origins are asked.
+    pub struct FillSettings {
+        /// Tasks that ask origins, each for one object at a time. 0: 64.
+        workers: usize = 0 => Restart;
+        /// Objects that may wait for one of them.
+        work_capacity: usize = 512 => Restart;
+        /// Largest object that is fetched.
+        max_object_bytes: Size = Size::mib(64) => Hot;
+        /// Until an answer begins, all tries together.
+        deadline: Span = Span::secs(5) => Hot;
+        /// Longest silence within an answer.
+        stall_timeout: Span = Span::secs(5) => Hot;
+        /// An object up to this size is there as a whole before its answer begins, so that its tag is known.
+        buffer_bytes: Size = Size::mib(1) => Hot;
+        /// How long it is remembered that there is nothing, if the origin does not say.
+        negative_ttl: Span = Span::secs(10) => Hot;
+    }
+}
+
+settings! {
+    /// When an origin is asked again.
+    pub struct RetrySettings {
+        /// First pause; each further one is twice as long.
+        base: Span = Span::millis(50) => Hot;
+        /// Longest pause.
+        max: Span = Span::millis(800) => Hot;
+        /// Tries in all.
+        tries: u64 = 3 => Hot;
+        /// Whether up to `base` is added to each pause, so that many do not ask at the same moment.
+        jitter: bool = true => Hot;
     }
 }
 
@@ -135,11 +225,28 @@ settings! {
 }
 
 settings! {
+    /// A pack of map tiles.
+    pub struct PackSettings {
+        /// What it is called in paths: letters, digits, `-` and `_`.
+        name: String = String::new() => Required;
+        /// Its file. Packs are replaced by renaming another file to this name.
+        path: String = String::new() => Required;
+        /// The address that the file must have (`b3:…`); nothing of it is served before that is known. Empty: any.
+        b3: String = String::new() => Hot;
+    }
+}
+
+settings! {
     /// Which web pages may read.
     pub struct CorsSettings {
         /// Origins such as `https://www.example.org`, or `*` for every one. Empty: none.
         allow_origins: Vec<String> = Vec::new() => Hot;
     }
+}
+
+/// How TLS is spoken to a server whose certificate is checked against this file.
+pub(crate) fn client_tls(ca_file: &str) -> ClientTlsSettings {
+    ClientTlsSettings { ca: ca_file.to_owned(), ..ClientTlsSettings::default() }
 }
 
 impl EdgeSettings {
@@ -159,6 +266,7 @@ impl EdgeSettings {
                 problems.add(format!("edge.ingress.{key}"), "is 0: nothing could be done in time");
             }
         }
+        self.validate_origins(problems);
         if self.cas.scrub_interval.0 < SCRUB_INTERVAL_MIN {
             problems.add("edge.cas.scrub_interval", "must be at least 1s");
         }
@@ -174,6 +282,7 @@ impl EdgeSettings {
                     .add(format!("edge.cas.pins[{index}]"), "is no address: b3: and 64 digits in lower case");
             }
         }
+        self.validate_packs(problems);
         for (index, origin) in self.cors.allow_origins.iter().enumerate() {
             let rest = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
             let good = rest.is_some_and(|host| !host.is_empty() && !host.contains(['/', ' ', '*']));
@@ -184,9 +293,105 @@ impl EdgeSettings {
         }
     }
 
+    fn validate_origins(&self, problems: &mut Problems) {
+        let url = |at: String, text: &str, allow_http: bool, problems: &mut Problems| match OriginUrl::parse(
+            text, allow_http,
+        ) {
+            Ok(url) => Some(url),
+            Err(bad) => {
+                problems.add(at, format!("{text:?} is no origin: {bad}"));
+                None
+            }
+        };
+        for (index, origin) in self.origins.iter().enumerate() {
+            let at = format!("edge.origins[{index}]");
+            url(format!("{at}.url"), &origin.url, false, problems);
+            if !origin.prefix.starts_with('/') {
+                problems.add(format!("{at}.prefix"), "must begin with a slash");
+            }
+            if self.origins[..index].iter().any(|other| other.prefix == origin.prefix) {
+                problems.add(format!("{at}.prefix"), "is the prefix of two origins");
+            }
+            if origin.max_inflight == 0 {
+                problems.add(format!("{at}.max_inflight"), "must be at least 1");
+            }
+        }
+        for (index, site) in self.sites.iter().enumerate() {
+            let at = format!("edge.sites[{index}]");
+            let origin = url(format!("{at}.origin"), &site.origin, site.allow_http, problems);
+            if origin.is_some_and(|origin| origin.path != "/") {
+                problems.add(format!("{at}.origin"), "must have no path: a site is served as it is");
+            }
+            if site.hosts.is_empty() {
+                problems.add(format!("{at}.hosts"), "needs at least one host, or *");
+            }
+            for host in &site.hosts {
+                let taken = self.sites[..index].iter().any(|other| other.hosts.contains(host));
+                if taken {
+                    problems.add(format!("{at}.hosts"), format!("{host:?} is served twice"));
+                }
+                if host != "*" && normal_host(host).as_ref() != Some(host) {
+                    problems.add(
+                        format!("{at}.hosts"),
+                        format!("{host:?} is no host in lower case without a port"),
+                    );
+                }
+            }
+            if site.max_inflight == 0 {
+                problems.add(format!("{at}.max_inflight"), "must be at least 1");
+            }
+        }
+        for (key, zero) in [
+            ("fill.work_capacity", self.fill.work_capacity == 0),
+            ("fill.max_object_bytes", self.fill.max_object_bytes.0 == 0),
+            ("fill.deadline", self.fill.deadline.0.is_zero()),
+            ("fill.stall_timeout", self.fill.stall_timeout.0.is_zero()),
+            ("retry.tries", self.retry.tries == 0),
+        ] {
+            if zero {
+                problems.add(format!("edge.{key}"), "is 0: no origin could be asked");
+            }
+        }
+    }
+
+    fn validate_packs(&self, problems: &mut Problems) {
+        for (index, pack) in self.packs.iter().enumerate() {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+            if !(1..=PACK_NAME_MAX).contains(&pack.name.len()) || !pack.name.bytes().all(plain) {
+                let message = format!("{:?} is no name: 1 to 64 letters, digits, - and _", pack.name);
+                problems.add(format!("edge.packs[{index}].name"), message);
+            }
+            if self.packs[..index].iter().any(|other| other.name == pack.name) {
+                let message = format!("{:?} is the name of two packs: each needs its own", pack.name);
+                problems.add(format!("edge.packs[{index}].name"), message);
+            }
+            if pack.path.is_empty() {
+                problems.add(format!("edge.packs[{index}].path"), "must name a file");
+            }
+            if !pack.b3.is_empty() && Address::parse(&pack.b3).is_none() {
+                let message = "is no address: b3: and 64 digits in lower case";
+                problems.add(format!("edge.packs[{index}].b3"), message);
+            }
+        }
+    }
+
+    /// What is wrong with the CA files of origins and sites; reads them.
+    pub fn validate_files(&self, base: &Path, problems: &mut Problems) {
+        let origins =
+            self.origins.iter().enumerate().map(|(index, it)| (format!("origins[{index}]"), &it.ca_file));
+        let sites = self.sites.iter().enumerate().map(|(index, it)| (format!("sites[{index}]"), &it.ca_file));
+        for (at, file) in origins.chain(sites).filter(|(_, file)| !file.is_empty()) {
+            client_tls(file).check(base, &format!("edge.{at}.ca_file"), problems);
+        }
+    }
+
     /// Files that are read again when they change.
     pub fn files(&self, base: &Path) -> Vec<PathBuf> {
-        self.tls.as_ref().map_or_else(Vec::new, |tls| tls.files(base))
+        let mut files = self.tls.as_ref().map_or_else(Vec::new, |tls| tls.files(base));
+        let named = self.origins.iter().map(|it| &it.ca_file).chain(self.sites.iter().map(|it| &it.ca_file));
+        files.extend(named.filter(|file| !file.is_empty()).map(|file| base.join(file)));
+        files.extend(self.packs.iter().map(|pack| base.join(&pack.path)));
+        files
     }
 
     pub(crate) fn server_limits(&self) -> ServerLimits {
@@ -211,12 +416,16 @@ impl EdgeSettings {
 
     pub(crate) fn store(&self, in_memory: bool) -> cas::Settings {
         let max_bytes = if in_memory { self.cas.memory_bytes.0 } else { self.cas.max_bytes.0 };
-        let trust = match self.cas.verify {
+        let pins = self.cas.pins.iter().map(|pin| pin.trim_start_matches('/').to_owned()).collect();
+        cas::Settings { max_bytes, trust: self.trust(), pins }
+    }
+
+    /// Which bytes need no check.
+    pub(crate) fn trust(&self) -> cas::Trust {
+        match self.cas.verify {
             Verify::FirstRead => cas::Trust::IfChecked,
             Verify::Always => cas::Trust::Never,
             Verify::Never => cas::Trust::Always,
-        };
-        let pins = self.cas.pins.iter().map(|pin| pin.trim_start_matches('/').to_owned()).collect();
-        cas::Settings { max_bytes, trust, pins }
+        }
     }
 }

@@ -1,8 +1,11 @@
 //! Building and running the edge.
 
-use crate::cas::{self, CATALOG, CHANGES, Cas, DiskError};
+use crate::cas::{self, CATALOG, CHANGES, Cas, DiskError, HOT};
 use crate::config::{EdgeSettings, Fsync};
-use crate::serve::{COUNTERS, Edge as Serving};
+use crate::fill::{FLIGHTS, Fill, IDLE, NEGATIVE, Origins, WORK};
+use crate::pack::{CONNECTION, DIRECTORIES};
+use crate::packs::{self, Packs, TILES};
+use crate::serve::{COUNTERS, Edge as Serving, Stores};
 use http::Method;
 use ron_kernel::bus::{KernelEvent, Next};
 use ron_kernel::channel;
@@ -12,26 +15,28 @@ use ron_kernel::http::{BindError, Server, bind_tcp, server_tasks};
 use ron_kernel::inventory::{ChannelSpec, LockSpec, TaskSort, TaskSpec};
 use ron_kernel::kernel::{Service, config_spec, events_spec, shutdown_spec};
 use ron_kernel::node::DataDir;
+use ron_kernel::sync::Permits;
 use ron_kernel::task::TaskResult;
 use ron_kernel::tls::{TlsError, TlsServer};
 use ron_kernel::token::Verifier;
 use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 const NAME: &str = "edge";
 
 static SHUTDOWN: ChannelSpec =
-    shutdown_spec(NAME, &["listener", "sweeper", "keeper", "scrub", "housekeeping"]);
+    shutdown_spec(NAME, &["listener", "sweeper", "keeper", "scrub", "worker", "packs", "housekeeping"]);
 static EVENTS: ChannelSpec = events_spec(NAME, &["housekeeping"]);
-static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping"]);
+static CONFIG: ChannelSpec = config_spec(NAME, &["packs", "housekeeping"]);
 
 /// The edge's declarations, for the inventory and the document.
-pub static CHANNELS: [&ChannelSpec; 4] = [&CHANGES, &EVENTS, &SHUTDOWN, &CONFIG];
-pub static LOCKS: [&LockSpec; 2] = [&CATALOG, &COUNTERS];
-pub const TASKS: [TaskSpec; 6] = {
+pub static CHANNELS: [&ChannelSpec; 5] = [&WORK, &CHANGES, &EVENTS, &SHUTDOWN, &CONFIG];
+pub static LOCKS: [&LockSpec; 9] =
+    [&CATALOG, &HOT, &FLIGHTS, &NEGATIVE, &COUNTERS, &IDLE, &DIRECTORIES, &CONNECTION, &TILES];
+pub const TASKS: [TaskSpec; 9] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     [
         listener,
@@ -51,15 +56,33 @@ pub const TASKS: [TaskSpec; 6] = {
         },
         TaskSpec {
             service: NAME,
+            kind: "worker",
+            sort: TaskSort::Permanent,
+            does: "brings in what is not stored, one object at a time",
+        },
+        TaskSpec {
+            service: NAME,
+            kind: "fill",
+            sort: TaskSort::Scoped,
+            does: "stores the answer to one client's own request to a site, also when the client has left",
+        },
+        TaskSpec {
+            service: NAME,
+            kind: "packs",
+            sort: TaskSort::Permanent,
+            does: "finds out the address of each pack that is mounted, so that its bytes can be checked",
+        },
+        TaskSpec {
+            service: NAME,
             kind: "housekeeping",
             sort: TaskSort::Permanent,
-            does: "tells readiness of a full disk and of damaged objects, notes a new configuration",
+            does: "tells readiness of a full disk, damaged objects and missing workers, closes idle connections",
         },
     ]
 };
 
-/// How often it is looked whether the disk is still full.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often it is looked how the store and the workers are.
+const LOOK: Duration = Duration::from_millis(250);
 
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
@@ -69,6 +92,8 @@ pub enum BuildError {
     Tls(#[from] TlsError),
     #[error("edge.cas.dir: {0}")]
     Store(#[from] DiskError),
+    #[error("edge.origins or edge.sites: {0}")]
+    Origin(TlsError),
 }
 
 /// The edge, bound and ready to serve.
@@ -77,6 +102,8 @@ pub struct Edge {
     service: Service,
     server: Arc<Server<Arc<Serving>>>,
     cas: Arc<Cas>,
+    fill: Arc<Fill>,
+    packs: Arc<Packs>,
     in_memory: bool,
     config: watch::Sender<Arc<EdgeSettings>>,
     tls: Option<Arc<TlsServer>>,
@@ -110,7 +137,17 @@ impl Edge {
         let folder = (!in_memory).then(|| data.join(&settings.cas.dir));
         let sync = settings.cas.fsync == Fsync::Always;
         let (cas, changes) = Cas::open(service, folder.as_deref(), sync, settings.store(in_memory))?;
-        let serving = Arc::new(Serving::new(service, settings, cas.clone(), verifier));
+        let packs = Packs::new(service, folder.map(|folder| folder.join("packs")), settings.trust());
+        packs.apply(&packs.attempt(&settings.packs, data.path()), settings.trust());
+        let (hashing, own, changed) = (packs.clone(), service.clone(), receiver.clone());
+        service.permanent("packs", 0, move || packs::hash(hashing.clone(), own.clone(), changed.clone()));
+        let encoders = Permits::new(std::thread::available_parallelism().map_or(1, usize::from));
+        let (fill, jobs) = Fill::new(service, &cas, &encoders, &settings.fill);
+        let origins =
+            Origins::new(service, settings, data.path(), &Origins::default()).map_err(BuildError::Origin)?;
+        let stores = Stores { fill: fill.clone(), packs: packs.clone() };
+        let serving = Arc::new(Serving::new(service, settings, stores, origins, verifier));
+        fill.run(jobs);
         let (keeping, changes, own) = (cas.clone(), Arc::new(changes), service.clone());
         service.permanent("keeper", 0, move || cas::keep(keeping.clone(), changes.clone(), own.clone()));
         let (scrubbing, own, seen) = (cas.clone(), service.clone(), serving.clone());
@@ -123,13 +160,13 @@ impl Edge {
         for (bound, tls) in listeners {
             server.listen(bound, tls);
         }
-        let keeping = (service.clone(), cas.clone(), server.clone(), receiver);
+        let keeping = (service.clone(), fill.clone(), server.clone(), receiver);
         service.permanent("housekeeping", 0, move || {
-            let (service, cas, server, config) = keeping.clone();
-            housekeeping(service, cas, server, config)
+            let (service, fill, server, config) = keeping.clone();
+            housekeeping(service, fill, server, config)
         });
         let (service, data) = (service.clone(), data.clone());
-        Ok(Edge { service, server, cas, in_memory, config, tls, addresses, data })
+        Ok(Edge { service, server, cas, fill, packs, in_memory, config, tls, addresses, data })
     }
 
     /// Where it listens: scheme and address.
@@ -151,13 +188,18 @@ impl Edge {
             (Some(server), Some(settings)) => Some((server.clone(), settings.load(self.data.path())?)),
             _ => None,
         };
+        let former = self.server.handler().snapshot();
+        let origins = Origins::new(&self.fill.service, settings, self.data.path(), &former.origins)
+            .map_err(BuildError::Origin)?;
+        let packs = self.packs.attempt(&settings.packs, self.data.path());
         let (edge, settings) = (self.clone(), settings.clone());
         Ok(Box::new(move || {
             if let Some((server, config)) = tls {
                 server.replace(config);
             }
+            edge.packs.apply(&packs, settings.trust());
             edge.cas.apply(settings.store(edge.in_memory));
-            edge.server.handler().apply(&settings, verifier);
+            edge.server.handler().apply(&settings, origins, verifier);
             edge.server.set_limits(settings.server_limits());
             edge.config.send_replace(Arc::new(settings));
         }))
@@ -183,25 +225,30 @@ fn serve_operators(service: &Service, cas: &Arc<Cas>) {
     });
     let seen = cas.clone();
     service.local_api(Method::POST, "/edge/scrub", move |_| {
-        seen.progress().begin();
-        Ok(json!({"passes": seen.progress().passes.load(Ordering::Relaxed)}))
+        let progress = seen.progress();
+        let answer = json!({
+            "passes": progress.passes.load(Ordering::Relaxed),
+            "running": progress.running.load(Ordering::Relaxed),
+        });
+        progress.begin();
+        Ok(answer)
     });
 }
 
 /// What readiness was told is missing; taken back when the task that told it ends.
 struct Missing {
     service: Service,
-    told: [(&'static str, Severity, bool); 2],
+    told: [(&'static str, Severity, bool); 3],
 }
 
 impl Missing {
-    fn tell(&mut self, now: [bool; 2]) {
+    fn tell(&mut self, now: [bool; 3]) {
         for ((cause, severity, told), now) in self.told.iter_mut().zip(now) {
             if now && !*told {
-                tracing::warn!(cause, "the store is not well");
+                tracing::warn!(cause, "the edge is not well");
                 self.service.lose(cause, *severity);
             } else if !now && *told {
-                tracing::info!(cause, "the store is well again");
+                tracing::info!(cause, "the edge is well again");
                 self.service.restore(cause);
             }
             *told = now;
@@ -211,18 +258,22 @@ impl Missing {
 
 impl Drop for Missing {
     fn drop(&mut self) {
-        self.tell([false, false]);
+        self.tell([false; 3]);
     }
 }
 
 async fn housekeeping(
     service: Service,
-    cas: Arc<Cas>,
+    fill: Arc<Fill>,
     server: Arc<Server<Arc<Serving>>>,
     mut config: watch::Receiver<Arc<EdgeSettings>>,
 ) -> TaskResult {
     let mut events = service.subscribe("housekeeping");
-    let told = [("storage", Severity::WritesShed, false), ("corruption", Severity::Degraded, false)];
+    let told = [
+        ("storage", Severity::WritesShed, false),
+        ("corruption", Severity::Degraded, false),
+        ("fill", Severity::WritesShed, false),
+    ];
     let mut missing = Missing { service: service.clone(), told };
     loop {
         tokio::select! {
@@ -242,9 +293,10 @@ async fn housekeeping(
                 tracing::info!(mode = settings.mode.as_str(), "edge configuration in force");
             }
             () = tokio::time::sleep(LOOK) => {
-                let looking = cas.clone();
-                let now = tokio::task::spawn_blocking(move || [looking.is_full(), looking.has_bad()]).await?;
-                missing.tell(now);
+                let cas = fill.cas.clone();
+                let [full, bad] = tokio::task::spawn_blocking(move || [cas.is_full(), cas.has_bad()]).await?;
+                missing.tell([full, bad, fill.is_short()]);
+                server.handler().snapshot().origins.tidy(Instant::now());
             }
         }
     }

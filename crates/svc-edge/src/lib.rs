@@ -1,15 +1,23 @@
-//! The asset edge: content-addressed objects over HTTP, with strong validators, ranges and stored encodings.
+//! The asset and tile edge: content-addressed objects and packs of map tiles over HTTP, filled from origins, and whole
+//! sites through a cache.
 //!
 //! Start from [`Edge`]; then read [`semantics`] for what HTTP asks of an answer (it does no I/O and is given the
-//! clock), [`cas`] for how objects are stored, found and checked, and `serve` for the life of a request. Nothing here
+//! clock), [`cache`] for what a shared cache may do (the same holds), [`cas`] for how objects are stored, found and
+//! checked, `fill` with [`egress`] for how they come from origins, [`pack`] for the files that tiles come in, `packs` for
+//! those that are mounted, and `serve` for the life of a request. Nothing here
 //! accepts a connection or spawns a task by itself: that is the kernel's.
 
 pub mod address;
 mod body;
+pub mod cache;
 pub mod cas;
 pub mod config;
 mod edge;
+pub mod egress;
 mod encode;
+mod fill;
+pub mod pack;
+mod packs;
 pub mod semantics;
 mod serve;
 

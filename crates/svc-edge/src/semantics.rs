@@ -3,7 +3,6 @@
 //! Start from [`decide`]: from a request's fields and the stored [`Variant`]s of what it asks for it says which one is
 //! sent, with which status, and which bytes of it.
 
-mod cache_status;
 mod conditional;
 mod digest;
 mod media;
@@ -11,13 +10,12 @@ mod negotiate;
 mod range;
 mod target;
 
-pub use cache_status::{CACHE_STATUS, CacheStatus};
 pub use conditional::{Outcome, Preconditions, Validators};
-pub use digest::{BadDigest, REPR_DIGEST, repr_digest, sha256_of};
+pub use digest::{BadDigest, CONTENT_DIGEST, REPR_DIGEST, repr_digest, sha256_of};
 pub use media::{is_compressible, type_of};
 pub use negotiate::{Coding, negotiate};
 pub use range::{Selection, select};
-pub use target::{BadPath, decode_path};
+pub use target::{BadPath, decode_path, encode_path};
 
 use crate::address::Address;
 use bytes::Bytes;

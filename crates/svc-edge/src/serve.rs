@@ -1,18 +1,25 @@
-//! The life of a request: rate, room, path, then a look into the store or a change of it.
+//! The life of a request: rate, room, path, then a look into the store, a change of it, or a question to an origin.
 
+mod live;
+mod packs;
+mod preview;
 mod read;
+mod site;
 mod write;
 
 use crate::address::Address;
+use crate::cache::{CacheStatus, Reason as Why};
 use crate::cas::Cas;
 use crate::config::EdgeSettings;
-use crate::semantics::{CacheStatus, decode_path};
+use crate::fill::{Fill, Origins, host_of};
+use crate::packs::Packs;
+use crate::semantics::decode_path;
 use arc_swap::ArcSwap;
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_METHOD, ALLOW,
-    AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, ORIGIN, REFERRER_POLICY, STRICT_TRANSPORT_SECURITY,
-    VARY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    AUTHORIZATION, HeaderMap, HeaderValue, ORIGIN, REFERRER_POLICY, STRICT_TRANSPORT_SECURITY, VARY,
+    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
@@ -24,7 +31,7 @@ use ron_kernel::kernel::Service;
 use ron_kernel::metrics::{Counter, Family, Histogram};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID};
 use ron_kernel::reason::{Reason, Rejections};
-use ron_kernel::sync::Permits;
+use ron_kernel::sync::{Permit, Permits};
 use ron_kernel::token::{Verifier, Wish};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -38,6 +45,8 @@ const READS: &str = "GET, HEAD, OPTIONS";
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(crate) settings: EdgeSettings,
+    /// Who may be asked for what is not stored.
+    pub(crate) origins: Origins,
     /// Whose capabilities are believed.
     verifier: Verifier,
 }
@@ -47,16 +56,59 @@ pub(crate) struct Snapshot {
 pub(crate) struct Edge {
     snapshot: ArcSwap<Snapshot>,
     cas: Arc<Cas>,
+    fill: Arc<Fill>,
+    packs: Arc<Packs>,
     inflight: Arc<Permits>,
-    /// Encoding takes a core each, so only so many objects are encoded at a time; the others go without.
-    encoders: Arc<Permits>,
     rate: Single,
     rejections: Rejections,
     requests: Arc<Family<Counter, 4>>,
     latency: Arc<Family<Histogram, 3>>,
     cache: Arc<Family<Counter, 1>>,
     busy: Counter,
+    /// The same where a job found no place.
+    busy_assets: Counter,
+    busy_sites: Counter,
     read_timeouts: Counter,
+}
+
+/// Where an answer came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// It was stored.
+    Hit,
+    /// It was not, and is not now.
+    Miss,
+    /// It was fetched for this request.
+    Fill,
+    /// It was stored, and is older than it should be.
+    Stale,
+    /// It was fetched for another request, which this one waited with.
+    Collapsed,
+}
+
+impl Source {
+    /// As `edge_cache_total` calls it.
+    fn label(self) -> &'static str {
+        match self {
+            Source::Hit => "hit",
+            Source::Miss => "miss",
+            Source::Fill => "fill",
+            Source::Stale => "stale",
+            Source::Collapsed => "collapsed",
+        }
+    }
+
+    /// As `Cache-Status` says it: `fwd` is for requests that went on to an origin; one that did not says so in `detail`.
+    fn status(self) -> CacheStatus<'static> {
+        let bare = CacheStatus { cache: "ron-edge", ..CacheStatus::default() };
+        match self {
+            Source::Hit => CacheStatus { hit: true, ..bare },
+            Source::Miss => CacheStatus { detail: Some("miss"), ..bare },
+            Source::Fill => CacheStatus { forwarded: Some(Why::UriMiss), stored: true, ..bare },
+            Source::Stale => CacheStatus { hit: true, detail: Some("stale"), ..bare },
+            Source::Collapsed => CacheStatus { forwarded: Some(Why::UriMiss), collapsed: true, ..bare },
+        }
+    }
 }
 
 /// What a path means.
@@ -67,6 +119,7 @@ enum Target {
     /// Where objects are put whose address is not known beforehand.
     Objects,
     Purge,
+    Pack(packs::Target),
 }
 
 impl Target {
@@ -82,7 +135,7 @@ impl Target {
                 let bad = || Rejection::new(Reason::Malformed, "expected b3: and 64 digits in lower case");
                 Some(Target::Object(Address::parse(address).ok_or_else(bad)?))
             }
-            _ => None,
+            _ => packs::Target::of(&decoded).map(Target::Pack),
         })
     }
 
@@ -92,6 +145,7 @@ impl Target {
             Target::Asset(_) => "/edge/assets",
             Target::Object(_) | Target::Objects => "/edge/cas",
             Target::Purge => "/edge/purge",
+            Target::Pack(target) => target.label(),
         }
     }
 
@@ -101,12 +155,28 @@ impl Target {
             Target::Object(_) => "GET, HEAD, PUT, OPTIONS",
             Target::Objects => "PUT, OPTIONS",
             Target::Purge => "POST, OPTIONS",
+            Target::Pack(_) => READS,
         }
     }
 }
 
+/// Where answers come from.
+#[derive(Debug)]
+pub(crate) struct Stores {
+    pub(crate) fill: Arc<Fill>,
+    pub(crate) packs: Arc<Packs>,
+}
+
 impl Edge {
-    pub(crate) fn new(service: &Service, settings: &EdgeSettings, cas: Arc<Cas>, verifier: Verifier) -> Edge {
+    pub(crate) fn new(
+        service: &Service,
+        settings: &EdgeSettings,
+        stores: Stores,
+        origins: Origins,
+        verifier: Verifier,
+    ) -> Edge {
+        let Stores { fill, packs } = stores;
+        let cas = fill.cas.clone();
         let rejections = Rejections::new(service);
         let inflight = Permits::new(settings.ingress.max_inflight);
         expose(service, &cas, &rejections, &inflight);
@@ -118,10 +188,11 @@ impl Edge {
         let cache: Arc<Family<Counter, 1>> =
             service.metrics().family("edge_cache_total", "Answers by where they came from.", ["result"]);
         Edge {
-            snapshot: ArcSwap::from_pointee(Snapshot { settings: settings.clone(), verifier }),
+            snapshot: ArcSwap::from_pointee(Snapshot { settings: settings.clone(), origins, verifier }),
             cas,
+            fill,
+            packs,
             inflight,
-            encoders: Permits::new(std::thread::available_parallelism().map_or(1, usize::from)),
             rate: Single::new(service.inventory(), &COUNTERS),
             rejections,
             requests: requests_family(service),
@@ -132,14 +203,16 @@ impl Edge {
             ),
             cache,
             busy: busy.with(["edge", "/edge/assets", ""]),
+            busy_assets: busy.with(["edge", "/edge/assets", "work"]),
+            busy_sites: busy.with(["edge", "site", "work"]),
             read_timeouts: service.io_timeout("read"),
         }
     }
 
     /// Swaps in a new configuration; requests under way keep the one they began with.
-    pub(crate) fn apply(&self, settings: &EdgeSettings, verifier: Verifier) {
+    pub(crate) fn apply(&self, settings: &EdgeSettings, origins: Origins, verifier: Verifier) {
         self.inflight.set_limit(settings.ingress.max_inflight);
-        self.snapshot.store(Arc::new(Snapshot { settings: settings.clone(), verifier }));
+        self.snapshot.store(Arc::new(Snapshot { settings: settings.clone(), origins, verifier }));
     }
 
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
@@ -149,7 +222,8 @@ impl Edge {
     async fn answer(
         &self,
         request: Request<Body>,
-        snapshot: &Snapshot,
+        snapshot: &Arc<Snapshot>,
+        (conn, corr): (&ConnInfo, &CorrId),
         begun: Instant,
         route: &mut &'static str,
     ) -> Result<Response<Body>, Rejection> {
@@ -162,7 +236,18 @@ impl Edge {
             );
         }
         let (request, body) = request.into_parts();
-        let target = Target::of(request.uri.path())?;
+        let path = request.uri.path();
+        if path != "/edge"
+            && !path.starts_with("/edge/")
+            && let Some(host) = host_of(&request)
+            && let Some(origin) = snapshot.origins.of_host(&host)
+        {
+            *route = "site";
+            let (permit, budget) = self.admit(&request, snapshot, begun)?;
+            let visit = site::Visit { origin, host: &host, snapshot, conn, corr, budget };
+            return self.visit(request, body, &visit, permit).await;
+        }
+        let target = Target::of(path)?;
         if let Some(target) = &target {
             *route = target.label();
         }
@@ -175,22 +260,17 @@ impl Edge {
         }
         let target =
             target.ok_or_else(|| Rejection::new(Reason::NotFound, "nothing of that kind is served"))?;
-        let Some(permit) = self.inflight.try_take() else {
-            self.busy.inc();
-            return Err(Rejection::new(Reason::Busy, "too many requests are being answered").retry_after(1));
-        };
-        let timeout = snapshot.settings.ingress.timeout.0;
-        let budget = Budget::of(&request.headers, timeout, begun, unix_millis)
-            .map_err(|bad| Rejection::new(Reason::Malformed, format!("{} cannot be read", bad.0)))?;
-        if budget.is_over(Instant::now()) {
-            return Err(Rejection::new(Reason::Timeout, "the deadline has passed"));
-        }
+        let (permit, budget) = self.admit(&request, snapshot, begun)?;
         match (request.method.clone(), target) {
             (Method::GET | Method::HEAD, Target::Asset(name)) => {
                 self.read_asset(&request, &name, snapshot, budget, permit).await
             }
             (Method::GET | Method::HEAD, Target::Object(address)) => {
                 self.read_object(&request, address, snapshot, budget, permit).await
+            }
+            (Method::GET | Method::HEAD, Target::Pack(target)) => {
+                let asked = packs::Asked { request: &request, secure: conn.secure, snapshot, budget };
+                self.read_pack(&asked, target, permit).await
             }
             (Method::PUT, Target::Asset(name)) => {
                 self.put_asset(&request, body, name, snapshot, budget).await
@@ -203,6 +283,30 @@ impl Edge {
             (Method::POST, Target::Purge) => self.purge(&request, body, snapshot, budget).await,
             _ => Err(Rejection::new(Reason::Method, "the method is not allowed here").header(ALLOW, allow)),
         }
+    }
+
+    /// A place among the requests that are being answered, and how long this one may take.
+    fn admit(
+        &self,
+        request: &Parts,
+        snapshot: &Snapshot,
+        begun: Instant,
+    ) -> Result<(Permit, Budget), Rejection> {
+        let permit = self.place()?;
+        let timeout = snapshot.settings.ingress.timeout.0;
+        let budget = Budget::of(&request.headers, timeout, begun, unix_millis)
+            .map_err(|bad| Rejection::new(Reason::Malformed, format!("{} cannot be read", bad.0)))?;
+        if budget.is_over(Instant::now()) {
+            return Err(Rejection::new(Reason::Timeout, "the deadline has passed"));
+        }
+        Ok((permit, budget))
+    }
+
+    fn place(&self) -> Result<Permit, Rejection> {
+        self.inflight.try_take().ok_or_else(|| {
+            self.busy.inc();
+            Rejection::new(Reason::Busy, "too many requests are being answered").retry_after(1)
+        })
     }
 
     /// Lets in whoever has a capability for this.
@@ -227,8 +331,8 @@ impl Edge {
         }
     }
 
-    fn count_cache(&self, status: CacheStatus) {
-        self.cache.with([status.label()]).inc();
+    fn count_cache(&self, source: Source) {
+        self.cache.with([source.label()]).inc();
     }
 }
 
@@ -250,19 +354,22 @@ impl Handler for Edge {
         let origin = request.headers().get(ORIGIN).cloned();
         let mut route = "none";
         // Boxed: a future of this size would make that of every connection as large.
-        let answered = Box::pin(self.answer(request, &snapshot, begun, &mut route)).await;
+        let answered = Box::pin(self.answer(request, &snapshot, (conn, &corr), begun, &mut route)).await;
         let mut response = answered.unwrap_or_else(|rejection| {
             self.rejections.count(rejection.reason);
             rejection.into_response(&corr)
         });
         let headers = response.headers_mut();
         headers.insert(X_CORR_ID, corr.value().clone());
-        headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-        headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-        if conn.secure {
-            headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
+        // What comes from a site is the site's.
+        if route != "site" {
+            headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+            headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+            if conn.secure {
+                headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
+            }
+            share(headers, &snapshot.settings.cors.allow_origins, origin, preflight && method == "OPTIONS");
         }
-        share(headers, &snapshot.settings.cors.allow_origins, origin, preflight && method == "OPTIONS");
         let status = response.status();
         self.requests.with(["edge", route, method, status.as_str()]).inc();
         let elapsed = begun.elapsed();
@@ -335,7 +442,7 @@ fn expose(service: &Service, cas: &Arc<Cas>, rejections: &Rejections, inflight: 
     });
 }
 
-fn unix_millis() -> u64 {
+pub(crate) fn unix_millis() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
@@ -344,8 +451,6 @@ fn unix_millis() -> u64 {
 fn value(text: impl TryInto<HeaderValue>) -> HeaderValue {
     text.try_into().unwrap_or_else(|_not_a_value| HeaderValue::from_static(""))
 }
-
-const SURROGATE_KEY: HeaderName = HeaderName::from_static("surrogate-key");
 
 #[cfg(test)]
 mod tests {

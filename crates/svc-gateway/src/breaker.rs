@@ -118,6 +118,13 @@ impl Breaker {
         }
     }
 
+    /// What was counted so far says nothing of the upstream as it is from now on.
+    pub(crate) fn forget(&mut self, now: Instant) {
+        if self.state == State::Closed {
+            *self = Breaker::new(now);
+        }
+    }
+
     /// Adds to the window and sums it up.
     fn count(&mut self, good: bool, window: Duration, now: Instant) -> (u32, u32) {
         let part = (window / PARTS as u32).max(Duration::from_millis(1)).as_millis();

@@ -296,7 +296,8 @@ impl Proxy {
         }
         let trusted = plan.trusted;
         let passing = Passing { trusted, budget, pass, request_cost, upgrade, upload, account };
-        self.forward(request, conn, corr, snapshot, index, passing).await
+        // Boxed: a connection at rest, and a request that is refused, need none of its room.
+        Box::pin(self.forward(request, conn, corr, snapshot, index, passing)).await
     }
 
     /// Has the request's bytes counted: what was taken for its body is replaced in the end by what came of it.

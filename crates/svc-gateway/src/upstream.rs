@@ -264,12 +264,15 @@ impl Upstream {
     }
 
     /// A server that keeps failing is left out for a while, unless half of them are already.
+    ///
+    /// Its failures are not held against the others: the breaker judges anew those that are left.
     fn note_failure(&self, server: &Server) {
         let now = Instant::now();
         let out = self.servers.iter().filter(|server| server.is_ejected(now)).count();
         let may_eject = (out + 1) * 2 <= self.servers.len();
         if server.note_failure(self.limits.failures, self.limits.open, may_eject, now) {
             tracing::warn!(server = %server.remote.address, "server keeps failing and is left out for a while");
+            self.tell_breaker(|breaker, _, now| breaker.forget(now));
         }
     }
 

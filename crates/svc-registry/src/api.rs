@@ -6,6 +6,8 @@ mod proofs;
 mod read;
 mod routes;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod websocket;
 mod write;
 
@@ -310,18 +312,25 @@ fn waits(endpoint: Endpoint, query: &Query) -> bool {
     }
 }
 
-/// A page of another site may not write through the browser of somebody who can, nor listen over WebSocket. The
-/// scheme does not matter: encryption may end before us.
+/// A page of another site may not write through the browser of somebody who can, nor listen over WebSocket. What came
+/// unencrypted may have been encrypted until shortly before, so its scheme says nothing; what came encrypted cannot
+/// be meant by a page that was not.
 fn same_site(asked: &Asked<'_>) -> Result<(), Rejection> {
     let Some(origin) = asked.headers().get(ORIGIN) else { return Ok(()) };
-    let origin = origin.to_str().unwrap_or("");
-    let site = origin.strip_prefix("http://").or(origin.strip_prefix("https://"));
     let host = asked.headers().get(HOST).and_then(|host| host.to_str().ok());
     let host = asked.head.uri.authority().map(|authority| authority.as_str()).or(host);
-    match site.zip(host) {
-        Some((site, host)) if site.eq_ignore_ascii_case(host) => Ok(()),
-        _ => Err(Rejection::new(Reason::Forbidden, "the Origin is another site's")),
-    }
+    let same = is_site(origin.to_str().unwrap_or(""), host.unwrap_or(""), asked.conn.secure);
+    if same { Ok(()) } else { Err(Rejection::new(Reason::Forbidden, "the Origin is another site's")) }
+}
+
+/// Whether an origin is the site of a host. Either may name the port that its scheme means anyway.
+fn is_site(origin: &str, host: &str, secure: bool) -> bool {
+    let http = origin.strip_prefix("http://").filter(|_| !secure).map(|site| (site, ":80"));
+    let site = http.or_else(|| Some((origin.strip_prefix("https://")?, ":443")));
+    site.is_some_and(|(site, port)| {
+        let bare = |name: &str| name.strip_suffix(port).unwrap_or(name).to_ascii_lowercase();
+        !host.is_empty() && bare(site) == bare(host)
+    })
 }
 
 /// Waits for what a request needs until its deadline.

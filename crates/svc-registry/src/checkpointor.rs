@@ -18,6 +18,25 @@ const GAP: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_secs(1);
 const GAP_WANTED: Duration = Duration::from_millis(100);
 
+/// A state of up to so many bytes is kept with each checkpoint, a larger one once at least half as much was committed
+/// since the last: what keeping it costs stays in proportion to what is committed, and so does the tail that a restart
+/// reads.
+const STATE_SMALL: u64 = 256 << 10;
+
+/// Goes along with the log.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    replay: Replay,
+    /// Bytes of the state kept last, and of what had been read by then; none yet in this process.
+    kept: Option<(u64, u64)>,
+}
+
+impl Follower {
+    fn keeps_state(&self) -> bool {
+        self.kept.is_none_or(|(state, read)| state <= STATE_SMALL || self.replay.read - read >= state / 2)
+    }
+}
+
 /// Why there is no checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MakeError {
@@ -32,7 +51,7 @@ pub(crate) enum MakeError {
 
 pub(crate) async fn checkpoint(shared: Arc<Shared>, retention: Sender<()>) -> TaskResult {
     let mut committed = shared.committed.subscribe();
-    let mut follower: Option<Replay> = None;
+    let mut follower: Option<Follower> = None;
     let (mut last, mut wanted) = (Instant::now(), false);
     loop {
         let covered = shared.signed_size.load(Ordering::Acquire);
@@ -74,8 +93,8 @@ pub(crate) async fn checkpoint(shared: Arc<Shared>, retention: Sender<()>) -> Ta
             }
         };
         match made {
-            Ok((signed, replay)) => {
-                follower = Some(replay);
+            Ok((signed, followed)) => {
+                follower = Some(followed);
                 shared.signed_size.store(signed.size, Ordering::Release);
                 if settings.witness.quorum == 0 {
                     shared.publish_checkpoint(signed);
@@ -101,13 +120,17 @@ async fn at(due: Option<Instant>) {
 }
 
 /// Follows the log to HEAD on its own, compares, signs and stores.
-pub(crate) fn make(shared: &Shared, follower: Option<Replay>) -> Result<(Signed, Replay), MakeError> {
+pub(crate) fn make(shared: &Shared, follower: Option<Follower>) -> Result<(Signed, Follower), MakeError> {
     let head = shared.head().head();
     let reader = shared.store.reader().map_err(RestoreError::from)?;
-    let mut replay = match follower {
-        Some(replay) => replay,
-        None => Replay::before(&reader, head.version + 1, &shared.roots, &shared.log_key)?,
+    let mut follower = match follower {
+        Some(follower) => follower,
+        None => {
+            let replay = Replay::before(&reader, head.version + 1, &shared.roots, &shared.log_key)?;
+            Follower { replay, kept: None }
+        }
     };
+    let replay = &mut follower.replay;
     replay.run(&reader, head.version)?;
     let damaged = |what: &str| RestoreError::Damaged { version: head.version, what: what.to_owned() };
     if replay.head() != head {
@@ -122,10 +145,9 @@ pub(crate) fn make(shared: &Shared, follower: Option<Replay>) -> Result<(Signed,
         return Err(MakeError::Held(hold));
     }
     let kept = reader.checkpoints(size..=size).map_err(RestoreError::from)?.pop();
-    let before = reader.snapshot(u64::MAX).map_err(RestoreError::from)?.map(|(version, _, _)| version);
+    let before = reader.snapshot_version().map_err(RestoreError::from)?;
     drop(reader);
-    let log = shared.roots.log.clone();
-    let checkpoint = Checkpoint { origin: log.clone(), size, root };
+    let checkpoint = Checkpoint { origin: shared.roots.log.clone(), size, root };
     // One of this size that witnesses have cosigned already says the same and more.
     let kept =
         kept.and_then(|(_, note)| Signed::of(&note, &shared.log_key, &keys(&shared.settings.load().witness)));
@@ -134,23 +156,30 @@ pub(crate) fn make(shared: &Shared, follower: Option<Replay>) -> Result<(Signed,
         Signed { size, root, note, cosignatures: 0, at: now_millis() }
     });
     shared.highest.note(&checkpoint, &signed.note).map_err(MakeError::Highest)?;
-    let state = replay.state.canonical();
-    let state_b3 = B3::of(state.as_bytes());
-    let snapshot = Snapshot { log, version: head.version, hash: head.hash, state_b3 }.sign(&shared.signing);
+    let state = follower.keeps_state().then(|| follower.replay.state.canonical());
+    let snapshot = state.as_ref().map(|state| {
+        let (log, state_b3) = (shared.roots.log.clone(), B3::of(state.as_bytes()));
+        let snapshot = Snapshot { log, version: head.version, hash: head.hash, state_b3 };
+        (snapshot.sign(&shared.signing).to_string(), state)
+    });
+    let snapshot = snapshot.as_ref().map(|(note, state)| (&**note, state.as_str()));
     let keep = |version: u64| Some(version) == before;
-    let (text, snapshot) = (signed.note.to_string(), snapshot.to_string());
-    let written = shared.store.note_writer().checkpoint(size, &text, Some((&snapshot, &state)), keep);
+    let written = shared.store.note_writer().checkpoint(size, &signed.note.to_string(), snapshot, keep);
     written.map_err(|error: StoreError| RestoreError::Store(error))?;
-    Ok((signed, replay))
+    if let Some(state) = state {
+        follower.kept = Some((state.len() as u64, follower.replay.read));
+    }
+    Ok((signed, follower))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::RegistrySettings;
-    use crate::fixture::{Fixture, key, log_key, roots};
+    use crate::fixture::{Fixture, change, key, log_key, roots};
+    use crate::store::{Disk, Faulty, Store};
     use ron_log::checkpoint::cosign;
-    use ron_log::{Note, NoteKey, State};
+    use ron_log::{Key, Note, NoteKey, Op, State};
 
     #[test]
     fn a_checkpoint_is_of_what_was_read_back_and_carries_the_state() {
@@ -169,6 +198,33 @@ mod tests {
         assert_eq!(State::parse(&state).unwrap().head(), registry.shared.head().head());
         let restored = registry.shared.store.restore(&roots(), &log_key()).unwrap();
         assert_eq!(restored.state.head(), registry.shared.head().head());
+    }
+
+    #[test]
+    fn a_large_state_is_kept_once_there_is_half_as_much_news() {
+        let mut registry = Fixture::new(RegistrySettings::default());
+        let large = |registry: &mut Fixture, count: u64| {
+            for _ in 0..count {
+                let base = registry.shared.head().version;
+                let body = Some(format!("\"{}\"", "x".repeat(10_000)));
+                let op = Op { key: Key::new("x-n", &base.to_string()).unwrap(), body };
+                registry.commit(&change(base, 0, op, 0)).unwrap();
+            }
+        };
+        let kept = |registry: &Fixture| registry.shared.store.reader().unwrap().snapshot_version().unwrap();
+        large(&mut registry, 30);
+        let (_, follower) = make(&registry.shared, None).unwrap();
+        assert_eq!(kept(&registry), Some(30), "the first of a process");
+        large(&mut registry, 10);
+        let (signed, follower) = make(&registry.shared, Some(follower)).unwrap();
+        assert_eq!((signed.size, kept(&registry)), (41, Some(30)));
+        let checkpoint = registry.shared.store.reader().unwrap().checkpoint().unwrap().unwrap().0;
+        assert_eq!(checkpoint, 41, "signed all the same");
+        let restored = registry.shared.store.restore(&roots(), &log_key()).unwrap();
+        assert_eq!(restored.state.head().version, 40, "the state and the tail");
+        large(&mut registry, 10);
+        make(&registry.shared, Some(follower)).unwrap();
+        assert_eq!(kept(&registry), Some(50));
     }
 
     #[test]
@@ -210,5 +266,22 @@ mod tests {
         let refused = make(&registry.shared, None).unwrap_err();
         assert!(refused.to_string().contains("version 2"), "{refused}");
         assert!(registry.shared.store.reader().unwrap().checkpoint().unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_panic_under_the_checkpointor_is_damage_and_not_a_failed_service() {
+        let media = Faulty::default();
+        let store = Store::over(Disk::over(media.clone()), &roots()).unwrap();
+        let mut registry = Fixture::over(store, RegistrySettings::default());
+        registry.grow(3);
+        media.panic_on_write();
+        let (retention, _commands) = crate::fixture::commands(&registry.shared);
+        let shared = registry.shared.clone();
+        tokio::select! {
+            ended = checkpoint(shared.clone(), retention) => panic!("it ends: {ended:?}"),
+            () = crate::fixture::until(|| shared.damage().is_some()) => {}
+        }
+        assert!(shared.damage().unwrap().contains("the checkpointor failed"), "{:?}", shared.damage());
+        assert!(shared.checkpoint.load().is_none(), "nothing is served that is not stored");
     }
 }

@@ -126,7 +126,7 @@ choice! {
 }
 
 settings! {
-    /// What is let go: records and payloads, under a signed checkpoint; never hash tiles.
+    /// What is let go: records and payloads, under a signed checkpoint and by whole bundles of 256; never hash tiles.
     pub struct RetentionSettings {
         /// By what it is judged.
         policy: Policy = Policy::None => Hot;

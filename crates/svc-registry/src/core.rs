@@ -15,11 +15,11 @@ use ron_log::state::{Before, supersede};
 use ron_log::tree::leaf_hash;
 use ron_log::{
     Approval, ApprovalError, B3, CheckedApproval, CommitError, ConflictRule, Entry, Judgement, Key, Payload,
-    Proposal, SignerSet, State, Tally, Tree,
+    Proposal, SignerSet, State, Tally, Tree, reachable,
 };
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use tokio::sync::oneshot;
 
@@ -70,6 +70,12 @@ struct Answer {
 }
 
 type Checked = Result<CheckedApproval, ApprovalError>;
+
+/// How many threads check signatures. Asked once: the answer lies in files.
+fn threads() -> usize {
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX))
+}
 
 impl Core {
     /// Takes the log's writer and reads everything; `None` while the writer is with somebody else.
@@ -193,7 +199,7 @@ impl Core {
             (*index, checked)
         };
         let mut lists: Vec<Vec<Checked>> = jobs.iter().map(|_| Vec::new()).collect();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
+        let cores = threads();
         let done: Vec<(usize, Checked)> = if wanted.len() <= ALONE || cores == 1 {
             wanted.iter().map(check).collect()
         } else {
@@ -287,6 +293,9 @@ impl Core {
             let detail = format!("`base_version` is {base}, and the last version is {head}");
             return Err(Refusal::new(Reason::Malformed, detail));
         }
+        if let Some(set) = proposed(proposal).filter(|_| known.is_none()) {
+            self.can_follow(&set)?;
+        }
         let ends_at =
             known.map_or(payload.expires_at.min(now.saturating_add(self.ttl())), |known| known.ends_at);
         let held = known.map_or(&[][..], |known| &known.approvals);
@@ -319,6 +328,18 @@ impl Core {
         // Whoever proposed it asked for no more; why it was not committed is told who asks for that.
         let _ = self.commit_if_met(batch, id, now);
         Ok(Done::Proposed { proposal: proposal.clone(), ends_at })
+    }
+
+    /// Refuses a signer set that could never take over, or that names somebody who would have nothing to do.
+    fn can_follow(&self, set: &SignerSet) -> Result<(), Refusal> {
+        if let Some(idle) = set.idle() {
+            return Err(Refusal::new(Reason::Malformed, idle_signer(&idle.id)));
+        }
+        reachable(self.state.signers(), set).map_err(|unreachable| {
+            let advice = "give each new key a new name, so that the old key approves by the old name and the new one by \
+                          the new";
+            Refusal::new(Reason::Malformed, format!("{unreachable}, and a name approves once: {advice}"))
+        })
     }
 
     fn approve(
@@ -547,6 +568,14 @@ impl Core {
         }
         Ok(())
     }
+}
+
+/// What is wrong with a signer that may not approve.
+pub(crate) fn idle_signer(id: &str) -> String {
+    format!(
+        "the signer {id} may not approve, and the set gives nothing else to do: who may propose and commit is said by \
+         capabilities (registry:propose, registry:commit); give it the role approve or leave it out"
+    )
 }
 
 /// What readers see after an entry.

@@ -7,7 +7,10 @@ use crate::job::{Ask, Job, Reply};
 use crate::shared::{Parts, Shared};
 use crate::store::{Restored, Store};
 use ed25519_dalek::SigningKey;
+use ron_kernel::channel::{self, Receiver, Sender};
+use ron_kernel::inventory::{ChannelKind, ChannelSpec, Policy};
 use ron_kernel::kernel::Kernel;
+use ron_kernel::sync::Limits;
 use ron_log::{Approval, B3, Head, Key, NoteKey, Op, Payload, Proposal, Role, Signer, SignerSet, TrustRoots};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -117,4 +120,29 @@ pub(crate) fn job(ask: Ask) -> (Job, oneshot::Receiver<Reply>) {
     let (reply, answer) = oneshot::channel();
     let asked = Instant::now();
     (Job { ask, asked, deadline: asked + Duration::from_secs(60), claim: Arc::default(), reply }, answer)
+}
+
+/// What retention is told by.
+pub(crate) fn commands(shared: &Shared) -> (Sender<()>, Arc<Receiver<()>>) {
+    static COMMANDS: ChannelSpec = ChannelSpec {
+        service: "registry",
+        name: "test",
+        kind: ChannelKind::Mpsc,
+        capacity: 8,
+        policy: Policy::Skip,
+        producers: &[],
+        consumers: &[],
+    };
+    let inventory = shared.service.inventory();
+    let (sender, receiver) = channel::queue(inventory, &COMMANDS, Limits::items(8), Policy::Skip);
+    (sender, Arc::new(receiver))
+}
+
+/// Waits for something that another task does.
+pub(crate) async fn until(holds: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it never held");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }

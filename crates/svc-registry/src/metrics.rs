@@ -13,6 +13,7 @@ pub(crate) struct Numbers {
     pub(crate) batch_size: Sizes,
     pub(crate) storage_backoff: Arc<Family<Counter, 1>>,
     pub(crate) retries: Counter,
+    pub(crate) witness_retries: Counter,
     pub(crate) updates: Arc<Family<Counter, 1>>,
     pub(crate) recoveries: Arc<Family<Counter, 1>>,
     pub(crate) verify: Arc<Family<Histogram, 1>>,
@@ -41,6 +42,7 @@ impl Numbers {
                 ["op"],
             ),
             retries: service.counter("backoff_retries_total", "Calls tried again.", "op", "storage"),
+            witness_retries: service.counter("backoff_retries_total", "Calls tried again.", "op", "witness"),
             updates: metrics.family(
                 "registry_updates_total",
                 "Commits asked for, by what came of them.",

@@ -4,7 +4,7 @@ use crate::api::{Api, COUNTERS};
 use crate::checkpointor::checkpoint;
 use crate::committer::{Intake, commit};
 use crate::config::RegistrySettings;
-use crate::core::view_of;
+use crate::core::{idle_signer, view_of};
 use crate::guard::{Highest, Hold, Seer};
 use crate::job::Job;
 use crate::publisher::{Stall, publish};
@@ -284,6 +284,9 @@ fn trust_roots(
             return Err(BuildError::Roots(format!("{} cannot be read: {error}; {advice}", path.display())));
         }
     };
+    if let Some(idle) = roots.signers.idle() {
+        return Err(BuildError::Roots(format!("{}: {}", path.display(), idle_signer(&idle.id))));
+    }
     let (found, pinned) = (roots.b3().to_string(), &settings.trust_roots_b3);
     if !pinned.is_empty() && *pinned != found {
         return Err(BuildError::Roots(format!(
@@ -296,7 +299,7 @@ fn trust_roots(
 fn own_roots(key: &PrivateKey) -> TrustRoots {
     let public =
         ron_log::key::PublicKey::parse(&key.public().to_string()).expect("a key of our own is a key");
-    let roles = vec![Role::Propose, Role::Approve, Role::Commit];
+    let roles = vec![Role::Approve];
     let signer = Signer { id: "node".to_owned(), keys: vec![public], roles, not_after: None };
     let signers = SignerSet::new(1, false, vec![signer]).expect("one of one is a majority");
     TrustRoots { log: LOG.to_owned(), signers }

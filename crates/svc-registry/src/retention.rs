@@ -7,6 +7,7 @@ use ron_kernel::channel::Receiver;
 use ron_kernel::task::TaskResult;
 use ron_log::entry::entry_hash;
 use ron_log::snapshot::PruneDigest;
+use ron_log::tile::TILE_WIDTH;
 use ron_log::{B3, Entry, PruneManifest, Snapshot};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -72,8 +73,10 @@ pub(crate) fn decide(shared: &Shared) -> Result<bool, RestoreError> {
     let min = shared.min_version();
     let Some(signed) = shared.checkpoint.load_full() else { return Ok(false) };
     let wanted = wanted(shared, min)?;
-    // Strictly below the checkpoint, and never HEAD.
+    // Strictly below the checkpoint, and never HEAD; and where a bundle begins, so that every entry that is kept stands
+    // in a bundle that can be served.
     let keep = wanted.min(signed.size.saturating_sub(1)).min(shared.head().version);
+    let keep = keep - keep % TILE_WIDTH;
     if keep <= min {
         return Ok(false);
     }
@@ -171,12 +174,13 @@ mod tests {
     use crate::checkpointor::make;
     use crate::config::{RegistrySettings, RetentionSettings};
     use crate::fixture::{Fixture, log_key, roots};
+    use crate::store::{Disk, Faulty, Store};
     use ron_kernel::units::{Size, Span};
     use ron_log::Note;
 
     fn registry(retention: RetentionSettings) -> Fixture {
         let mut registry = Fixture::new(RegistrySettings { retention, ..RegistrySettings::default() });
-        registry.grow(20);
+        registry.grow(300);
         assert!(!decide(&registry.shared).unwrap(), "nothing goes before a checkpoint covers it");
         let (signed, _) = make(&registry.shared, None).unwrap();
         registry.shared.publish_checkpoint(signed);
@@ -197,20 +201,68 @@ mod tests {
                 std::thread::yield_now();
             }
             assert!(decide(&registry.shared).unwrap());
+            assert!(!decide(&registry.shared).unwrap(), "no part of a bundle goes");
             let store = &registry.shared.store;
-            assert_eq!(registry.shared.min_version(), 20, "{policy:?}: the checkpoint has size 21");
+            assert_eq!(registry.shared.min_version(), 256, "{policy:?}: the last bundle below size 301");
             let manifests = store.reader().unwrap().manifests().unwrap();
             let manifest = PruneManifest::verify(&Note::parse(&manifests[0]).unwrap(), &log_key()).unwrap();
-            assert_eq!((manifest.min_version, manifest.size), (20, 21));
+            assert_eq!((manifest.min_version, manifest.size), (256, 301));
             assert_eq!(store.note_writer().prune(7).unwrap(), 7);
-            assert_eq!(store.note_writer().prune(100).unwrap(), 13);
+            assert_eq!(store.note_writer().prune(1000).unwrap(), 249);
             let reader = store.reader().unwrap();
-            assert!(reader.pair(19).unwrap().is_none() && reader.pair(20).unwrap().is_some());
+            assert!(reader.pair(255).unwrap().is_none() && reader.pair(256).unwrap().is_some());
             let restored = store.restore(&roots(), &log_key()).unwrap();
             assert_eq!(restored.state.head(), registry.shared.head().head());
             assert_eq!(restored.tree.root(), registry.shared.view.load().tree.root());
-            assert!(store.state_at(19, &roots(), &log_key()).is_ok(), "the snapshot it begins with");
+            assert!(store.state_at(255, &roots(), &log_key()).is_ok(), "the snapshot it begins with");
         }
         assert!(!decide(&registry(settings(Policy::None)).shared).unwrap());
+    }
+
+    #[test]
+    fn a_state_of_the_past_is_right_or_said_to_be_gone_while_it_is_being_pruned() {
+        let registry = registry(settings(Policy::Count));
+        let store = registry.shared.store.clone();
+        let versions = [0, 3, 254, 255, 256, 300, 305];
+        let state = |version| store.state_at(version, &roots(), &log_key());
+        let before: Vec<_> = versions.iter().map(|version| state(*version).unwrap()).collect();
+        std::thread::scope(|scope| {
+            let pruned = scope.spawn(|| {
+                assert!(decide(&registry.shared).unwrap());
+                while store.note_writer().prune(7).unwrap() > 0 {}
+            });
+            let mut once_more = true;
+            while once_more {
+                once_more = !pruned.is_finished();
+                for (version, known) in versions.iter().zip(&before) {
+                    match state(*version) {
+                        Ok(found) => assert_eq!(found, *known),
+                        Err(RestoreError::Pruned { min_version: 256 }) => assert!(*version < 255),
+                        Err(error) => panic!("version {version}: {error}"),
+                    }
+                }
+            }
+        });
+        assert!(matches!(state(254), Err(RestoreError::Pruned { .. })) && state(255).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_panic_under_retention_is_damage_and_not_a_failed_service() {
+        let media = Faulty::default();
+        let store = Store::over(Disk::over(media.clone()), &roots()).unwrap();
+        let retention = settings(Policy::Count);
+        let mut registry =
+            Fixture::over(store, RegistrySettings { retention, ..RegistrySettings::default() });
+        registry.grow(300);
+        registry.shared.publish_checkpoint(make(&registry.shared, None).unwrap().0);
+        media.panic_on_write();
+        let (command, commands) = crate::fixture::commands(&registry.shared);
+        let shared = registry.shared.clone();
+        assert!(command.try_send(()).is_ok());
+        tokio::select! {
+            ended = retain(shared.clone(), commands) => panic!("it ends: {ended:?}"),
+            () = crate::fixture::until(|| shared.damage().is_some()) => {}
+        }
+        assert!(shared.damage().unwrap().contains("retention failed"), "{:?}", shared.damage());
     }
 }

@@ -408,3 +408,32 @@ pub(crate) fn now_millis() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpointor::make;
+    use crate::fixture::Fixture;
+
+    #[test]
+    fn heads_page_has_the_newest_of_both_whoever_was_last() {
+        let mut registry = Fixture::new(RegistrySettings::default());
+        registry.grow(1);
+        let (shared, signed) = (&registry.shared, make(&registry.shared, None).unwrap().0);
+        let view = View::clone(&shared.view.load());
+        let rounds = 300;
+        for round in 0..rounds {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let head = HeadInfo { version: round, ..view.head };
+                    shared.publish(View { head, ..view.clone() });
+                });
+                scope.spawn(|| shared.publish_checkpoint(Signed { size: round, ..signed.clone() }));
+            });
+            let page = shared.head_page.load();
+            let shown = (&page.value["version"], &page.value["checkpoint"]["size"]);
+            assert_eq!((page.version, shown), (round, (&json!(round), &json!(round))));
+            assert_eq!((page.value.to_string().as_bytes(), &*page.etag), (&*page.json, &*etag(&page.json)));
+        }
+    }
+}

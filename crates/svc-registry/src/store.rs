@@ -121,10 +121,32 @@ pub enum OpenError {
 /// then is not used again, so that it can be told as the damage it is.
 pub fn reading<T, E: From<StoreError>>(dir: &Path, read: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     let read = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read));
-    read.unwrap_or_else(|_panic| {
-        let file = dir.join(FILE);
-        let advice = "make the folder anew from an export with `ron registry import`, or from a copy";
-        Err(StoreError::Damaged(format!("{} is damaged: {advice}", file.display())).into())
+    read.unwrap_or_else(|_panic| Err(damaged_file(dir, "").into()))
+}
+
+fn damaged_file(dir: &Path, cause: &str) -> StoreError {
+    let file = dir.join(FILE);
+    let advice = "make the folder anew from an export with `ron registry import`, or from a copy";
+    StoreError::Damaged(format!("{} is damaged: {advice}{cause}", file.display()))
+}
+
+/// Whether it is the file that is at fault: it is no database, of no version that there is, or was cut short.
+fn is_of_file(cause: &redb::Error) -> bool {
+    use std::io::ErrorKind::{InvalidData, UnexpectedEof};
+    match cause {
+        redb::Error::Corrupted(_) | redb::Error::UpgradeRequired(_) => true,
+        redb::Error::Io(error) => matches!(error.kind(), InvalidData | UnexpectedEof),
+        _ => false,
+    }
+}
+
+/// A file that redb does not take for one of its own is damaged too, and says so in our words.
+fn of_folder(dir: &Path, opened: Result<Store, OpenError>) -> Result<Store, OpenError> {
+    opened.map_err(|error| match error {
+        OpenError::Store(StoreError::Database(cause)) if is_of_file(&cause) => {
+            damaged_file(dir, &format!(" ({cause})")).into()
+        }
+        error => error,
     })
 }
 
@@ -169,13 +191,13 @@ impl Store {
     pub fn open(dir: &Path, roots: &TrustRoots, fsync: bool) -> Result<Store, OpenError> {
         let failed = |error| OpenError::File(dir.display().to_string(), error);
         std::fs::create_dir_all(dir).map_err(failed)?;
-        Store::over(Disk::file(&dir.join(FILE), fsync).map_err(failed)?, roots)
+        of_folder(dir, Store::over(Disk::file(&dir.join(FILE), fsync).map_err(failed)?, roots))
     }
 
     /// Opens the store in a folder to be read, and changes nothing there.
     pub fn look(dir: &Path, roots: &TrustRoots) -> Result<Store, OpenError> {
         let failed = |error| OpenError::File(dir.display().to_string(), error);
-        Store::over(Disk::looked_at(&dir.join(FILE)).map_err(failed)?, roots)
+        of_folder(dir, Store::over(Disk::looked_at(&dir.join(FILE)).map_err(failed)?, roots))
     }
 
     /// A store that leaves nothing behind.

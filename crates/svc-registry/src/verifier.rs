@@ -2,6 +2,7 @@
 
 use crate::shared::Shared;
 use crate::store::{Reader, StoreError, good_snapshot};
+use crate::witness::keys;
 use ron_kernel::task::TaskResult;
 use ron_log::tile::{TILE_WIDTH, Tile};
 use ron_log::{Signatures, Verifier};
@@ -87,8 +88,10 @@ pub(crate) struct Pass {
 impl Pass {
     pub(crate) fn begin(shared: &Shared) -> Result<Pass, Stop> {
         let reader = shared.store.reader()?;
-        let mut verifier =
-            Verifier::new(shared.roots.clone(), Some(shared.log_key.clone()), Signatures::Check);
+        let witnesses = keys(&shared.settings.load().witness);
+        let verifier = Verifier::new(shared.roots.clone(), Some(shared.log_key.clone()), Signatures::Check);
+        // Only good cosignatures are ever stored; how many there must be is not a matter of damage.
+        let mut verifier = verifier.witnessed_by(witnesses, 0);
         for (_, note) in reader.checkpoints(0..=u64::MAX)? {
             verifier.checkpoint(&note);
         }
@@ -199,12 +202,34 @@ mod tests {
     fn a_damaged_state_that_the_log_begins_with_is_told_at_once() {
         let retention = RetentionSettings { policy: Policy::Count, max_count: 3, ..Default::default() };
         let mut registry = Fixture::new(RegistrySettings { retention, ..RegistrySettings::default() });
-        registry.grow(20);
+        registry.grow(300);
         registry.shared.publish_checkpoint(make(&registry.shared, None).unwrap().0);
         assert!(crate::retention::decide(&registry.shared).unwrap());
         registry.shared.store.spoil_snapshot(registry.shared.min_version() - 1);
         Pass::begin(&registry.shared).unwrap();
         assert!(registry.shared.damage().is_some());
+    }
+
+    #[test]
+    fn a_stored_cosignature_that_was_changed_is_found() {
+        let key = crate::fixture::key(20);
+        let line = ron_log::NoteKey::cosignature("w.example", key.verifying_key());
+        let mut settings = RegistrySettings::default();
+        settings.witness.urls = vec![format!("http://127.0.0.1:1 {line}")];
+        let mut registry = Fixture::new(settings);
+        registry.grow(2);
+        let mut note = make(&registry.shared, None).unwrap().0.note;
+        note.signatures.push(ron_log::checkpoint::cosign(&note.text, "w.example", &key, 1));
+        let store = |note: &ron_log::Note| {
+            registry.shared.store.note_writer().checkpoint(3, &note.to_string(), None, |_| true).unwrap();
+        };
+        store(&note);
+        whole_pass(&registry);
+        assert_eq!(registry.shared.damage(), None);
+        note.signatures[1].bytes[20] ^= 1;
+        store(&note);
+        whole_pass(&registry);
+        assert!(registry.shared.damage().unwrap().contains("version 2"), "{:?}", registry.shared.damage());
     }
 
     #[test]

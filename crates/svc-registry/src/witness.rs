@@ -235,6 +235,9 @@ impl Cosigner {
         let now = Instant::now();
         for witness in &mut self.witnesses {
             if witness.asking.is_none() && !witness.is_done(target) && witness.next <= now {
+                if witness.fails > 0 {
+                    shared.numbers.witness_retries.inc();
+                }
                 witness.tried = Some(now);
                 let (at, shared, target) = (witness.at.clone(), shared.clone(), target.clone());
                 let known = witness.size;

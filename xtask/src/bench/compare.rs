@@ -91,7 +91,7 @@ fn all(bench: &Bench) -> Option<(Server, Vec<Server>)> {
 }
 
 /// Rounds of one run each; the medians by server. Answers that are no success make a comparison worthless.
-fn alternate<'a>(
+pub(super) fn alternate<'a>(
     bench: &Bench,
     servers: &[&Server],
     client: impl Fn(&Server) -> Client<'a>,

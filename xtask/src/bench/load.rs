@@ -14,6 +14,8 @@ pub(crate) enum Client<'a> {
     Tls { connections: u32 },
     /// HTTP/2 over TLS.
     H2 { connections: u32, streams: u32 },
+    /// One statement, again and again, to a PostgreSQL server.
+    Statements { connections: u32, sql: &'a str },
 }
 
 /// What one run showed. Times in microseconds.
@@ -108,6 +110,7 @@ fn run(dir: &Path, server: &Server, client: Client<'_>, seconds: u32) -> Option<
         Client::H2 { connections, streams } => {
             h2load(dir, server, &["-m", &streams.to_string()], connections, seconds)
         }
+        Client::Statements { connections, sql } => pgbench(dir, server, connections, sql, seconds),
     };
     if counted.is_none() {
         println!("{}: the load could not be run", server.name);
@@ -171,4 +174,31 @@ fn h2load(dir: &Path, server: &Server, args: &[&str], connections: u32, seconds:
         p50: at(50)?,
         p99: at(99)?,
     })
+}
+
+fn pgbench(dir: &Path, server: &Server, connections: u32, sql: &str, seconds: u32) -> Option<Counted> {
+    let logs = tempfile::tempdir_in(dir).ok()?;
+    std::fs::write(logs.path().join("statement.sql"), sql).ok()?;
+    let (host, port) = server.http.rsplit_once(':')?;
+    let (connections, length) = (connections.to_string(), seconds.to_string());
+    let mut command = Command::new("taskset");
+    command.args(["-c", CLIENT_CORE, "pgbench", "--no-vacuum", "--log", "--log-prefix", "took"]);
+    command.args(["-h", host, "-p", port, "-U", "postgres", "-c", &connections, "-T", &length]);
+    let output = command.args(["-f", "statement.sql", "postgres"]).current_dir(logs.path()).output().ok()?;
+    if !output.status.success() {
+        println!("{}", String::from_utf8_lossy(&output.stderr));
+        return None;
+    }
+    let mut times: Vec<f64> = Vec::new();
+    for log in std::fs::read_dir(logs.path()).ok()?.flatten() {
+        if log.file_name().to_string_lossy().starts_with("took.") {
+            let text = std::fs::read_to_string(log.path()).ok()?;
+            times.extend(text.lines().filter_map(|line| line.split(' ').nth(2)?.parse::<f64>().ok()));
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    let at = |percent: usize| times.get(times.len() * percent / 100).copied();
+    let (p50, p99) = (at(50)?, at(99)?);
+    let requests = times.len() as f64;
+    Some(Counted { requests, bytes: 0.0, refused: 0.0, seconds: f64::from(seconds), p50, p99 })
 }

@@ -3,6 +3,7 @@
 use super::process::{CLIENT_CORE, PROXY_CORE, pin};
 use ron_testkit::{Node, api_key};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,14 +20,24 @@ pub(crate) struct Server {
     pub(crate) pid: u32,
     pub(crate) http: String,
     pub(crate) https: String,
-    _running: Running,
+    running: Running,
 }
 
 /// Ends with its owner.
 #[derive(Debug)]
 enum Running {
-    Node { _node: Box<Node> },
+    Node(Box<Node>),
     Child(Child),
+}
+
+impl Server {
+    /// The folder of a node of ours.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        match &self.running {
+            Running::Node(node) => Some(node.dir.path()),
+            Running::Child(_) => None,
+        }
+    }
 }
 
 impl Drop for Running {
@@ -87,7 +98,7 @@ fn nginx(
     http: String,
     https: String,
 ) -> Option<Server> {
-    let own = dir.join(name);
+    let own = dir.join(name.replace(' ', "-"));
     std::fs::create_dir_all(&own).ok()?;
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .iter()
@@ -142,7 +153,7 @@ pub(crate) fn ron(binary: &Path, dir: &Path, origin: &str, tenants: &str) -> Ser
         pid: node.pid(),
         http: node.gateway(),
         https: node.address("gateway", "https"),
-        _running: Running::Node { _node: Box::new(node) },
+        running: Running::Node(Box::new(node)),
     }
 }
 
@@ -164,7 +175,7 @@ pub(crate) fn registry(bench: &super::Bench, name: &'static str, roots: &str) ->
         pid: node.pid(),
         http: node.address("registry", "http"),
         https: String::new(),
-        _running: Running::Node { _node: Box::new(node) },
+        running: Running::Node(Box::new(node)),
     }
 }
 
@@ -194,6 +205,110 @@ pub(crate) fn etcd(dir: &Path) -> Option<Server> {
     Some(server)
 }
 
+/// PostgreSQL with its own settings, which flush before they answer, and a log that moves by compare-and-set.
+pub(crate) fn postgres(dir: &Path) -> Option<Server> {
+    let folders = std::fs::read_dir("/usr/lib/postgresql").ok()?.flatten().map(|folder| folder.path());
+    let programs = folders.max()?.join("bin");
+    let data = tempfile::tempdir_in(dir).ok()?.keep();
+    // It does not run as root, and must be able to reach its folder.
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).ok()?;
+    let user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"];
+    let is_root = std::fs::metadata("/proc/self").ok()?.uid() == 0;
+    let as_user: &[&str] = if is_root { &user } else { &["env"] };
+    let run = |program: &str| {
+        let mut command = Command::new("taskset");
+        command.args(["-c", PROXY_CORE]).args(as_user).arg(programs.join(program)).current_dir(&data);
+        command
+    };
+    if is_root {
+        Command::new("chown").arg("postgres").arg(&data).status().ok()?;
+    }
+    let made = run("initdb").args(["-A", "trust", "-U", "postgres", "-D", "."]).output().ok()?;
+    if !made.status.success() {
+        println!("postgresql: {}", String::from_utf8_lossy(&made.stderr));
+        return None;
+    }
+    let http = free_address();
+    let mut command = run("postgres");
+    command.args(["-D", ".", "-k", ".", "-h", "127.0.0.1", "-c", "max_connections=600", "-p"]);
+    command.arg(http.rsplit_once(':')?.1);
+    let server = started("postgresql", command, http, String::new())?;
+    let (host, port) = server.http.rsplit_once(':')?;
+    let schema = "CREATE TABLE head (version bigint); INSERT INTO head VALUES (0); \
+        CREATE TABLE log (version bigint PRIMARY KEY, body text)";
+    let mut psql = Command::new("psql");
+    psql.args(["-q", "-h", host, "-p", port, "-U", "postgres", "-c", schema, "postgres"]);
+    let begun = Instant::now();
+    // It accepts before it answers.
+    while !psql.output().ok()?.status.success() {
+        if begun.elapsed() > Duration::from_secs(10) {
+            println!("postgresql does not answer");
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Some(server)
+}
+
+/// ron's edge, with limits that no load of ours reaches.
+pub(crate) fn edge(bench: &super::Bench, packs: &str) -> Server {
+    let config = format!(
+        "[node]\nworker_threads = 1\n[admin]\nlisten = \"127.0.0.1:0\"\n[edge]\nlisten = \"127.0.0.1:0\"\n\
+         [edge.ingress]\nrps_limit = 0\nmax_inflight = 4096\ntimeout = \"120s\"\n{packs}"
+    );
+    let node = Node::start_binary(&bench.binary, &["edge"], &config);
+    pin(node.pid(), PROXY_CORE);
+    Server {
+        name: "ron",
+        pid: node.pid(),
+        http: node.address("edge", "http"),
+        https: String::new(),
+        running: Running::Node(Box::new(node)),
+    }
+}
+
+/// nginx with the files of `root`; tiles are compressed already.
+pub(crate) fn files(dir: &Path, name: &'static str, origin: bool) -> Option<Server> {
+    let http = free_address();
+    let server = format!(
+        "root {}/root;\nlisten {http} backlog=4096;\nopen_file_cache max=20000 inactive=1h;\n\
+         add_header Cache-Control \"public, max-age=3600\";\n\
+         location /edge/packs/ {{ default_type application/vnd.mapbox-vector-tile; \
+         add_header Content-Encoding gzip; add_header Vary Accept-Encoding; }}",
+        dir.display()
+    );
+    nginx(name, dir, if origin { CLIENT_CORE } else { PROXY_CORE }, &server, "", http, String::new())
+}
+
+/// nginx that keeps what the origin sends on disk.
+pub(crate) fn nginx_cache(dir: &Path, origin: &Server) -> Option<Server> {
+    let http = free_address();
+    let server = format!(
+        "listen {http} backlog=4096;\nlocation / {{ proxy_pass http://{}; proxy_cache kept; proxy_cache_lock on; }}",
+        origin.http
+    );
+    let kept = format!("proxy_cache_path {}/kept keys_zone=kept:16m;", dir.display());
+    nginx("nginx cache", dir, PROXY_CORE, &server, &kept, http, String::new())
+}
+
+/// Varnish, which keeps what the origin sends in memory.
+pub(crate) fn varnish(dir: &Path, origin: &Server) -> Option<Server> {
+    let http = free_address();
+    let mut command = Command::new("taskset");
+    command.args(["-c", PROXY_CORE, "varnishd", "-F", "-a", &http, "-b", &origin.http]);
+    command.args(["-s", "malloc,256m", "-n"]).arg(dir.join("varnish"));
+    started("varnish", command, http, String::new())
+}
+
+/// Martin with one pack, if it is installed.
+pub(crate) fn martin(pack: &Path) -> Option<Server> {
+    Command::new("martin").arg("--version").output().ok()?;
+    let http = free_address();
+    let mut command = Command::new("taskset");
+    command.args(["-c", PROXY_CORE, "martin", "--workers", "1", "--listen-addresses", &http]).arg(pack);
+    started("martin", command, http, String::new())
+}
+
 /// A tenant with a rate of its own; the highest if none is given.
 pub(crate) fn tenant(key: &str, rps: Option<u64>) -> String {
     let rps = rps.unwrap_or(HIGH);
@@ -208,7 +323,7 @@ fn free_address() -> String {
 /// Starts a server and waits until it accepts.
 fn started(name: &'static str, mut command: Command, http: String, https: String) -> Option<Server> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
-    let server = Server { name, pid: child.id(), http, https, _running: Running::Child(child) };
+    let server = Server { name, pid: child.id(), http, https, running: Running::Child(child) };
     let begun = Instant::now();
     while TcpStream::connect(&server.http).is_err() {
         if begun.elapsed() > Duration::from_secs(10) {

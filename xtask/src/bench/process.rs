@@ -21,9 +21,10 @@ impl Cpu {
         for pid in tree(pid) {
             let fields = stat(pid);
             let field = |n: usize| fields.get(n).and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
-            // utime and stime are the 14th and 15th field; what is before the third was cut off.
-            sum.user += field(11) / TICKS;
-            sum.system += field(12) / TICKS;
+            // utime and stime are the 14th and 15th field, followed by those of children that have ended; what is
+            // before the third was cut off.
+            sum.user += (field(11) + field(13)) / TICKS;
+            sum.system += (field(12) + field(14)) / TICKS;
         }
         sum
     }

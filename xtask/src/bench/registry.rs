@@ -1,7 +1,7 @@
-//! `cargo xtask bench registry`: ron's registry beside etcd, both flushing before they answer, on one disk.
+//! `cargo xtask bench registry`: ron's registry beside etcd and PostgreSQL, all flushing before they answer, on one disk.
 //!
 //! etcd is asked through its own JSON gateway, so that one client can load both; a key and a value of about a
-//! kilobyte are a put there and a committed change here.
+//! kilobyte are a put there and a committed change here. PostgreSQL moves its head and appends in one statement.
 
 use super::load::{self, Client, Figures};
 use super::peers::{self, Server};
@@ -97,16 +97,8 @@ struct Written {
     bytes: f64,
 }
 
-fn writes(
-    bench: &Bench,
-    server: &Server,
-    clients: u32,
-    path: &str,
-    script: &str,
-    count: u64,
-) -> Option<Written> {
+fn writes(bench: &Bench, server: &Server, client: Client<'_>, count: u64) -> Option<Written> {
     let (flushed, bytes) = (flushes(), written(server.pid));
-    let client = Client::Wrk { connections: clients, path, script };
     let figures = load::measure(&bench.dir, server, client, bench.seconds)?;
     let entries = figures.rate * f64::from(bench.seconds);
     if figures.refused > 0.0 || entries > count as f64 {
@@ -134,9 +126,25 @@ fn fdatasync(bench: &Bench) -> Option<(f64, f64)> {
     Some((times[times.len() / 2], times[times.len() * 99 / 100]))
 }
 
+fn row(name: &str, clients: u32, figures: &Figures, ratios: [f64; 3], bytes: Option<f64>) -> Vec<String> {
+    let [to_etcd, to_raw, flushes] = ratios;
+    vec![
+        name.to_owned(),
+        clients.to_string(),
+        format!("{:.0}", figures.rate),
+        format!("{to_etcd:.2}"),
+        format!("{:.0}", figures.p50),
+        format!("{to_raw:.2}"),
+        format!("{:.0}", figures.p99),
+        format!("{flushes:.3}"),
+        bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{bytes:.0}")),
+        format!("{:.1}", figures.cpu()),
+    ]
+}
+
 /// Durable commits beside puts.
 pub(super) fn commits(bench: &Bench) -> Option<Value> {
-    let etcd = peers::etcd(&bench.dir)?;
+    let (etcd, postgres) = (peers::etcd(&bench.dir)?, peers::postgres(&bench.dir)?);
     let policies = [("ron 1 of 1", 1, 1), ("ron 2 of 3", 2, 3)];
     let nodes =
         policies.map(|(name, m, n)| (peers::registry(bench, name, &roots(m, n).canonical()), m as u8));
@@ -157,36 +165,33 @@ pub(super) fn commits(bench: &Bench) -> Option<Value> {
     for clients in CLIENTS {
         let count = u64::from(bench.seconds) * if clients == 1 { 4_000 } else { 12_000 };
         let mut etcd_rate = 0.0;
-        for server in [&etcd].into_iter().chain(nodes.iter().map(|node| &node.0)) {
+        for server in [&etcd, &postgres].into_iter().chain(nodes.iter().map(|node| &node.0)) {
             let approvals = nodes.iter().find(|node| node.0.pid == server.pid).map(|node| node.1);
             let mut runs = Vec::new();
             for _ in 0..bench.rounds {
                 let first = next;
                 next += count;
+                if server.pid == postgres.pid {
+                    let client = Client::Statements { connections: clients, sql: &append() };
+                    runs.push(writes(bench, server, client, u64::MAX)?);
+                    continue;
+                }
                 let (path, script) = match approvals {
                     Some(approvals) => (COMMIT, each_line(bench, count, |it| change(first + it, approvals))?),
                     None => ("/v3/kv/put", each_line(bench, count, |it| put(first + it))?),
                 };
-                runs.push(writes(bench, server, clients, path, &script, count)?);
+                let client = Client::Wrk { connections: clients, path, script: &script };
+                runs.push(writes(bench, server, client, count)?);
             }
             runs.sort_by(|a, b| a.figures.rate.total_cmp(&b.figures.rate));
             let Written { figures, flushes, bytes } = &runs[runs.len() / 2];
-            if approvals.is_none() {
+            if server.pid == etcd.pid {
                 etcd_rate = figures.rate;
             }
             let (ratio, to_raw) = (figures.rate / etcd_rate, figures.p50 / raw);
-            rows.push(vec![
-                server.name.to_owned(),
-                clients.to_string(),
-                format!("{:.0}", figures.rate),
-                format!("{ratio:.2}"),
-                format!("{:.0}", figures.p50),
-                format!("{to_raw:.2}"),
-                format!("{:.0}", figures.p99),
-                format!("{flushes:.3}"),
-                format!("{bytes:.0}"),
-                format!("{:.1}", figures.cpu()),
-            ]);
+            // What PostgreSQL's processes have written is not known any more when they have ended.
+            let bytes = (server.pid != postgres.pid).then_some(*bytes);
+            rows.push(row(server.name, clients, figures, [ratio, to_raw, *flushes], bytes));
             result.push(
                 json!({"server": server.name, "clients": clients, "rate": figures.rate, "to_etcd": ratio,
                 "p50_us": figures.p50, "p99_us": figures.p99, "p50_to_fdatasync": to_raw, "flushes": flushes,
@@ -202,6 +207,15 @@ pub(super) fn commits(bench: &Bench) -> Option<Value> {
     );
     table::print(&title, &rows);
     Some(json!({"fdatasync_us": raw, "fdatasync_p99_us": raw_p99, "runs": result}))
+}
+
+/// Moves the head and appends, all or nothing.
+fn append() -> String {
+    let body = "x".repeat(VALUE);
+    format!(
+        "WITH moved AS (UPDATE head SET version = version + 1 RETURNING version) \
+         INSERT INTO log SELECT version, '{body}' FROM moved;\n"
+    )
 }
 
 /// Digits are base64 as they stand.

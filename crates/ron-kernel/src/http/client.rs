@@ -24,7 +24,7 @@ use h2::Multiplexed;
 use http::{HeaderMap, HeaderName, Method, Request, StatusCode, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use std::future::Future as _;
-use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -74,6 +74,9 @@ pub enum CallError {
     Connect(String),
     #[error("no connection was made in time")]
     ConnectTimeout,
+    /// Its name leads to no address that it may have.
+    #[error("the server's address is not allowed")]
+    Refused,
     #[error("the server broke the connection: {0}")]
     Broken(String),
     #[error("the server's answer is malformed: {0}")]
@@ -111,6 +114,14 @@ pub enum Payload {
     Upgraded(Io),
 }
 
+/// Which addresses a server may have.
+pub type MayConnect = fn(IpAddr) -> bool;
+
+/// That a name leads to none of them.
+#[derive(Debug, thiserror::Error)]
+#[error("the address is not allowed")]
+struct RefusedAddress;
+
 /// The addresses a name had, and when.
 type Resolved = Option<(Instant, Arc<[SocketAddr]>)>;
 
@@ -119,6 +130,7 @@ type Resolved = Option<(Instant, Arc<[SocketAddr]>)>;
 pub struct Remote {
     pub address: Address,
     service: Service,
+    may_connect: MayConnect,
     tls: ArcSwapOption<TlsClient>,
     /// How often the rules of TLS have changed: a connection made under former ones is not kept.
     tls_version: AtomicUsize,
@@ -135,9 +147,21 @@ pub struct Remote {
 impl Remote {
     /// `lock` declares the lock of the kept connections.
     pub fn new(service: &Service, lock: &'static LockSpec, address: Address) -> Arc<Remote> {
+        Remote::guarded(service, lock, address, |_any| true)
+    }
+
+    /// A server that may have some addresses only. What its name leads to is looked at after each look-up, and the
+    /// connection is made to an address that was looked at: a name that leads elsewhere a moment later gains nothing.
+    pub fn guarded(
+        service: &Service,
+        lock: &'static LockSpec,
+        address: Address,
+        may_connect: MayConnect,
+    ) -> Arc<Remote> {
         Arc::new(Remote {
             address,
             service: service.clone(),
+            may_connect,
             tls: ArcSwapOption::empty(),
             tls_version: AtomicUsize::new(0),
             idle: Lock::new(service.inventory(), lock, Vec::new()),
@@ -197,6 +221,9 @@ impl Remote {
         match dialed {
             Ok(Ok(Dialed::Http1(conn))) => conn.exchange(head, body, limits, self).await,
             Ok(Ok(Dialed::Http2(conn))) => conn.exchange(self, head, body, limits).await,
+            Ok(Err(error)) if error.get_ref().is_some_and(|inner| inner.is::<RefusedAddress>()) => {
+                Err(CallError::Refused)
+            }
             Ok(Err(error)) => Err(CallError::Connect(error.to_string())),
             Err(_elapsed) => Err(CallError::ConnectTimeout),
         }
@@ -238,7 +265,13 @@ impl Remote {
             Address::Unix(path) => return Ok((Io::from(UnixStream::connect(path).await?), false)),
             Address::Tcp { scheme, authority, host } => (*scheme, authority, host),
         };
-        let stream = TcpStream::connect(&self.resolve(authority).await?[..]).await?;
+        let resolved = self.resolve(authority).await?;
+        let allowed: Vec<SocketAddr> =
+            resolved.iter().copied().filter(|address| (self.may_connect)(address.ip())).collect();
+        if allowed.is_empty() && !resolved.is_empty() {
+            return Err(std::io::Error::other(RefusedAddress));
+        }
+        let stream = TcpStream::connect(&allowed[..]).await?;
         stream.set_nodelay(true)?;
         match scheme {
             Scheme::Http => Ok((Io::from(stream), false)),

@@ -7,7 +7,7 @@ pub(crate) use incoming::Incoming;
 use super::body::{Body, BodyError};
 use super::h1::head::{check_target, is_host};
 use super::io::Io;
-use super::serve::{ConnInfo, Handler, Server, ServerLimits};
+use super::serve::{ConnInfo, Handler, Server, ServerLimits, WritePatience};
 use super::table::{ConnState, Entry, Order, Phase};
 use crate::kernel::Service;
 use crate::metrics::Counter;
@@ -189,6 +189,9 @@ async fn answer<H: Handler>(
         left.0 = None;
         answered
     };
+    if let Some(WritePatience(patience)) = response.extensions().get() {
+        let _ = stall.patience.set(*patience);
+    }
     stall.wait();
     let service = server.service.clone();
     response.map(|body| Tracked { body, stall, unread, service, open: Some(open) })
@@ -242,11 +245,14 @@ struct Stall {
     waiting: AtomicU64,
     /// What the stream asked for.
     request: OnceLock<(Method, Uri)>,
+    /// What its response asks for in place of the server's `write_timeout`.
+    patience: OnceLock<Duration>,
 }
 
 impl Default for Stall {
     fn default() -> Stall {
-        Stall { begun: Instant::now(), waiting: AtomicU64::new(0), request: OnceLock::new() }
+        let (waiting, request, patience) = (AtomicU64::new(0), OnceLock::new(), OnceLock::new());
+        Stall { begun: Instant::now(), waiting, request, patience }
     }
 }
 
@@ -380,6 +386,7 @@ where
                 return Poll::Ready(());
             }
             while let Some(waited) = stall.waited() {
+                let timeout = stall.patience.get().copied().unwrap_or(timeout);
                 if waited >= timeout {
                     // Dropping the stream resets it and frees what it holds.
                     timeouts.inc();

@@ -59,7 +59,7 @@ pub const fn server_tasks(service: &'static str) -> [TaskSpec; 3] {
     ]
 }
 
-/// An extension of a response whose client may take nothing for longer than `write_timeout` allows; over HTTP/1.1.
+/// An extension of a response whose client may take nothing for longer than `write_timeout` allows.
 #[derive(Clone, Copy, Debug)]
 pub struct WritePatience(pub Duration);
 

@@ -4,9 +4,10 @@ use crate::fixture::{
     approve, checked, commit, ed_key, hybrid_sig, key, ml_key, ml_sig, propose, put, roots, set, signer,
 };
 use ron_log::approval::Sig;
+use ron_log::key::{MlDsa44Key, SigningKeys};
 use ron_log::{
     Approval, ApprovalError, CommitError, ConflictRule, Proposal, Reason, Role, Signer, SignerSet, State,
-    TrustRoots,
+    TrustRoots, reachable,
 };
 
 const NOW: u64 = 1_000_000;
@@ -111,6 +112,53 @@ fn a_new_signer_set_needs_the_old_quorum_and_the_new() {
     let revoked = approve(1, anew.b3()).check(anew.b3(), state.signers(), None);
     assert_eq!(revoked, Err(ApprovalError::RevokedKey));
     commit(&mut state, vec![put("x-note", "a", "1")], &[4, 5]);
+}
+
+#[test]
+fn a_key_is_replaced_under_its_name_only_while_the_others_make_up_both_quorums() {
+    let same = |threshold, keys: &[(u8, u8)]| {
+        let signers = keys.iter().map(|(name, key)| Signer { keys: vec![ed_key(*key)], ..signer(*name) });
+        SignerSet::new(threshold, false, signers.collect()).expect("a set")
+    };
+    let all =
+        |seeds: &[u8]| same(seeds.len() as u64, &seeds.iter().map(|seed| (*seed, *seed)).collect::<Vec<_>>());
+    assert_eq!(reachable(&set(2, &[1, 2, 3]), &same(2, &[(1, 9), (2, 2), (3, 3)])), Ok(()));
+    let refused =
+        reachable(&all(&[1, 2, 3]), &same(3, &[(1, 9), (2, 2), (3, 3)])).expect_err("all must sign");
+    assert_eq!(refused.names, ["s1"]);
+    let two = same(2, &[(1, 9), (2, 8), (3, 3)]);
+    assert_eq!(reachable(&set(2, &[1, 2, 3]), &two), Ok(()), "one approves by the old key, one by the new");
+    let three = same(2, &[(1, 9), (2, 8), (3, 7)]);
+    let refused = reachable(&set(2, &[1, 2, 3]), &three).expect_err("three names, four approvals");
+    assert_eq!(refused.names, ["s1", "s2", "s3"]);
+    assert_eq!(reachable(&all(&[1, 2, 3]), &all(&[2, 3, 9])), Ok(()), "under a new name");
+    assert_eq!(reachable(&all(&[1]), &all(&[9])), Ok(()));
+    // What is said to be reachable is reached: the old key by the old name, the new one by the new.
+    let mut state = State::genesis(&TrustRoots { signers: all(&[1, 2, 3]), ..roots() });
+    let change = put("signers", "main", &all(&[2, 3, 9]).canonical());
+    commit(&mut state, vec![change], &[1, 2, 3, 9]);
+    assert_eq!(state.signers(), &all(&[2, 3, 9]).into());
+}
+
+#[test]
+fn what_every_sort_of_key_signs_is_found_good() {
+    let hybrid = Signer { keys: vec![ed_key(1), ml_key(1)], ..signer(1) };
+    let quantum = Signer { keys: vec![ml_key(2)], ..signer(2) };
+    let signers = SignerSet::new(3, false, vec![hybrid, quantum, signer(3)]).expect("a set");
+    let state = State::genesis(&TrustRoots { signers, ..roots() });
+    let b3 = propose(&state, vec![put("x-note", "a", "1")]).b3();
+    let ml = |seed: u8| MlDsa44Key::from_seed(&[seed; 32]);
+    let keys = [
+        ("s1", SigningKeys::Hybrid(key(1), ml(1))),
+        ("s2", SigningKeys::MlDsa44(ml(2))),
+        ("s3", SigningKeys::Ed25519(key(3))),
+    ];
+    for (name, keys) in &keys {
+        let approval = Approval::sign_with(name, keys, b3, 1);
+        assert_eq!(approval, Approval::sign_with(name, keys, b3, 1), "the same each time");
+        let read = Approval::parse(approval.canonical().as_bytes()).expect("canonical");
+        assert!(read.check(b3, state.signers(), None).is_ok(), "{name}");
+    }
 }
 
 #[test]

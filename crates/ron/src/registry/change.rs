@@ -213,16 +213,16 @@ fn agreed(question: &str) -> anyhow::Result<bool> {
 pub(crate) fn approve(
     registry: &Registry,
     proposal: &str,
-    key: Option<(&Path, &str)>,
+    keys: Option<(&[PathBuf], &str)>,
     approval: Option<&Path>,
     yes: bool,
 ) -> anyhow::Result<ExitCode> {
     let proposal = id(proposal)?;
-    let approval = match (key, approval) {
-        (Some((key, signer)), None) => {
+    let approval = match (keys, approval) {
+        (Some((keys, signer)), None) => {
             let payload_b3 = seen(registry, proposal)?;
             may_sign(yes)?;
-            super::signed(payload_b3, key, signer)?
+            super::signed(payload_b3, keys, signer)?
         }
         (None, Some(file)) => {
             let bytes = std::fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;

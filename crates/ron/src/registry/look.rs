@@ -241,7 +241,7 @@ pub(crate) fn watch(registry: &Registry, from: Option<u64>) -> anyhow::Result<Ex
         match stream(registry, &mut last) {
             Ok(()) => {}
             Err(error) if error.is::<Final>() => return Err(error),
-            Err(error) => eprintln!("ron: {error:#}; trying again"),
+            Err(error) => eprintln!("ron: {}; trying again", crate::said(&error)),
         }
         std::thread::sleep(RECONNECT);
     }

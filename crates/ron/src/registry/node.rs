@@ -152,7 +152,7 @@ impl std::fmt::Display for Refused {
                 "`ron registry proposals` says who has approved; `ron registry approve` adds one"
             }
             "invalid_sig" => {
-                "`ron registry items signers main` says which key belongs to which signer; one with an ML-DSA-44 key signs elsewhere"
+                "`ron registry items signers main` says which key belongs to which signer; one with two signs with both (--key twice)"
             }
             "revoked_key" => "`ron registry items signers main` says who may approve",
             "duplicate_approval" => "this signer has approved already, with another signature",

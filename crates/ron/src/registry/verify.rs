@@ -1,11 +1,11 @@
 //! `ron registry verify`: a live node, a folder, an export or a proof; what is wrong, and with which version.
 
 use super::node::{Refused, Registry, Target};
-use super::progress::Progress;
 use crate::Usage;
 use crate::client::Found;
 use crate::commands::print;
 use crate::http1::Asked;
+use crate::progress::Progress;
 use crate::table::visible;
 use anyhow::Context as _;
 use ron_kernel::key::PrivateKey;

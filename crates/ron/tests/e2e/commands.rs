@@ -123,7 +123,7 @@ fn keys_are_private_readable_by_openssl_and_never_overwritten() {
     std::fs::write(dir.path().join("junk.pem"), "junk").unwrap();
     let junk = ron(&["key", "show", "junk.pem"], dir.path());
     assert_eq!(code(&junk), 1);
-    assert!(text(&junk).contains("is no Ed25519 key"), "{}", text(&junk));
+    assert!(text(&junk).contains("is no Ed25519 or ML-DSA-44 key"), "{}", text(&junk));
     std::fs::copy(dir.path().join("k.pem"), dir.path().join("open.pem")).unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     std::fs::set_permissions(dir.path().join("open.pem"), mode).unwrap();

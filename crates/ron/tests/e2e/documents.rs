@@ -79,7 +79,8 @@ fn the_operating_page_is_current_and_names_only_metrics_and_keys_that_exist() {
 /// `access_log` is not among theirs: it came with the log itself.
 /// Nor is the edge's `changes`, by which its one writer is told; its `work` comes with live fill.
 /// The overlay's `replies`, `gossip_calls` and `deliveries` are how its tasks, users and engine talk.
-const CHANNELS: [(&str, &str, &str, usize, &str); 26] = [
+const CHANNELS: [(&str, &str, &str, usize, &str); 27] = [
+    ("edge", "work", "mpsc", 512, "reject_new"),
     ("edge", "changes", "mpsc", 512, "reject_new"),
     ("edge", "events", "broadcast", 1024, "lossy_broadcast"),
     ("edge", "shutdown", "watch", 1, "latest"),

@@ -45,7 +45,7 @@ impl Edge {
     }
 
     /// How often a reason was counted, in both of its families.
-    fn refusals(&self, reason: &str) -> f64 {
+    pub(crate) fn refusals(&self, reason: &str) -> f64 {
         let kernel = self.node.metric(&format!("rejected_total{{service=\"edge\",reason=\"{reason}\"}}"));
         let own = self.node.metric(&format!("edge_rejects_total{{reason=\"{reason}\"}}"));
         assert!((kernel - own).abs() < 0.5, "{reason}: {kernel} and {own} differ");
@@ -206,6 +206,9 @@ fn refused_requests(edge: &Edge) -> Vec<(u16, &'static str, String)> {
         format!("PUT {path} HTTP/1.1\r\nHost: a\r\n{head}Content-Length: {}\r\n\r\n{body}", body.len())
     };
     let get = |path: &str, head: &str| format!("GET {path} HTTP/1.1\r\nHost: a\r\n{head}\r\n");
+    let large = "x".repeat(65_537);
+    let chunked = put("/edge/cas", &good, "").replace("Content-Length: 0", "Transfer-Encoding: chunked")
+        + &format!("10001\r\n{large}");
     let nobody = format!("/edge/cas/b3:{}", "0".repeat(64));
     let post = |body: &str| {
         format!("POST /edge/purge HTTP/1.1\r\nHost: a\r\n{good}Content-Length: {}\r\n\r\n{body}", body.len())
@@ -243,11 +246,8 @@ fn refused_requests(edge: &Edge) -> Vec<(u16, &'static str, String)> {
             format!("PUT /edge/cas HTTP/1.1\r\nHost: a\r\n{good}Content-Length: 5\r\n\r\nab"),
         ),
         (412, "precondition", get("/edge/assets/a.bin", "If-Match: \"x\"\r\n")),
-        (
-            413,
-            "body_cap",
-            format!("PUT /edge/cas HTTP/1.1\r\nHost: a\r\n{good}Content-Length: 65537\r\n\r\n"),
-        ),
+        (413, "body_cap", chunked),
+        (413, "body_cap", put("/edge/cas", &good, "").replace("Length: 0", "Length: 65537")),
         (413, "body_cap", post(&format!("{{\"path\":\"{}\"}}", "a".repeat(1100)))),
         (415, "unsupported_encoding", put("/edge/cas", &format!("{good}Content-Encoding: gzip\r\n"), "x")),
         (416, "invalid_range", get("/edge/assets/a.bin", "Range: bytes=4096-\r\n")),
@@ -501,4 +501,25 @@ fn gunzip(bytes: &[u8]) -> Vec<u8> {
         Command::new("gzip").arg("-dc").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(bytes).unwrap();
     child.wait_with_output().unwrap().stdout
+}
+
+#[test]
+fn capabilities_are_believed_of_the_keys_that_are_named_and_of_no_others() {
+    let keys = tempfile::tempdir().unwrap();
+    let made = ron(&["key", "new", "--out", "other.key"], keys.path());
+    let public = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+    let minted = ron(&["token", "mint", "--key", "other.key", "--scope", "edge:write"], keys.path());
+    let foreign = format!("Bearer {}", String::from_utf8(minted.stdout).unwrap().trim());
+    let edge = Edge::start("", "");
+    let own = format!("Bearer {}", edge.token);
+    let put = |bearer: &str| {
+        let answer =
+            request(&edge.address(), "PUT", "/edge/cas", &[("Authorization", bearer)], b"x").unwrap();
+        (answer.status < 300, answer.reason().to_owned())
+    };
+    let refused = (false, "token_invalid".to_owned());
+    assert_eq!((put(&own), put(&foreign)), ((true, String::new()), refused.clone()));
+    edge.node.write_config(&format!("[node]\ntoken_keys = [\"{public}\"]\n{}", config("", "")));
+    assert_eq!(edge.node.admin_post("/admin/reload", "").status, 200);
+    assert_eq!((put(&own), put(&foreign)), (refused, (true, String::new())));
 }

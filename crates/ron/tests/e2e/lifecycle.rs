@@ -66,6 +66,39 @@ fn a_second_signal_exits_at_once() {
 }
 
 #[test]
+fn a_signal_while_a_node_is_being_built_ends_it_in_order() {
+    let origin = slow_origin();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("ron.toml"), config(&origin.url(), "", "")).unwrap();
+    assert!(ron(&["key", "new", "--out", "made.key"], dir.path()).status.success());
+    // A key that nobody has written yet holds the start up for as long as it takes.
+    let key = dir.path().join("node.key");
+    let fifo = std::process::Command::new("mkfifo").args(["-m", "600"]).arg(&key).status();
+    assert!(fifo.unwrap().success());
+    let mut child =
+        ron_testkit::command(&["run", "gateway", "--config", "ron.toml"], dir.path()).spawn().unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let catches_term = || {
+        let status = std::fs::read_to_string(&status).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        caught.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).unwrap() >> 14 & 1 == 1)
+    };
+    let begun = Instant::now();
+    while !catches_term() {
+        if begun.elapsed() > Duration::from_secs(20) {
+            child.kill().unwrap();
+            panic!("SIGTERM would kill it while it is being built");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let killed = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+    assert!(killed.unwrap().success());
+    std::fs::write(&key, std::fs::read(dir.path().join("made.key")).unwrap()).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(!dir.path().join("addresses.json").exists());
+}
+
+#[test]
 fn up_makes_what_it_needs_greets_and_reuses_it() {
     let dir = tempfile::tempdir().unwrap();
     let free = |service: &str| format!("{service}.listen=127.0.0.1:0");
@@ -111,6 +144,8 @@ fn up_makes_what_it_needs_greets_and_reuses_it() {
             "gateway.enabled=false",
             "--set",
             "edge.enabled=false",
+            "--set",
+            "overlay.enabled=false",
             "--set",
             "registry.enabled=false",
         ],

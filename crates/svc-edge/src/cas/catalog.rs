@@ -2,7 +2,11 @@
 
 use super::fifo::{Candidate, Fifo, Frequency};
 use crate::address::Address;
+use crate::cache::StoredHead;
 use crate::semantics::Coding;
+use arc_swap::ArcSwapOption;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -24,10 +28,19 @@ pub struct Condition {
     pub frequency: Frequency,
     /// Its bytes were found wrong; it is not served until it has been stored again.
     pub bad: AtomicBool,
+    /// Its bytes, if it is small and wanted often.
+    pub(super) held: ArcSwapOption<Bytes>,
+    /// Somebody asked for those since it was last looked.
+    pub(super) wanted: AtomicBool,
     verified: Mutex<Option<Stamp>>,
 }
 
 impl Condition {
+    /// That of the same object with another file: how much it is wanted stays.
+    pub fn renewed(&self) -> Condition {
+        Condition { frequency: self.frequency.clone(), ..Condition::default() }
+    }
+
     pub fn is_verified(&self, stamp: Stamp) -> bool {
         *self.verified.lock().unwrap_or_else(PoisonError::into_inner) == Some(stamp)
     }
@@ -60,8 +73,10 @@ pub struct Asset {
     pub modified: u64,
     /// Surrogate keys, by which it can be purged together with others.
     pub keys: Vec<String>,
-    /// Identity first; the others may go before it.
+    /// Identity first; the others may go before it. Of a response that is here in parts, each part.
     pub variants: Vec<(Coding, Address)>,
+    /// What its origin said of it, if it came from one.
+    pub head: Option<StoredHead>,
 }
 
 impl Asset {
@@ -71,7 +86,13 @@ impl Asset {
             .iter()
             .map(|(coding, address)| (coding.name().to_owned(), address.to_string().into()))
             .collect();
-        json!({"name": name, "type": self.content_type, "modified": self.modified, "keys": self.keys, "variants": variants})
+        let mut record = json!({"name": name, "type": self.content_type, "modified": self.modified, "keys": self.keys, "variants": variants});
+        if let Some(head) = &self.head {
+            record["head"] = STANDARD.encode(head.encode()).into();
+            let parts = self.variants.iter().filter(|(coding, _)| *coding == Coding::Identity);
+            record["parts"] = parts.map(|(_, address)| address.to_string()).collect();
+        }
+        record
     }
 
     /// The name and what it stands for; `None` if this is no such record.
@@ -83,13 +104,23 @@ impl Asset {
             .iter()
             .map(|(coding, address)| Some((Coding::parse(coding)?, Address::parse(address.as_str()?)?)))
             .collect::<Option<Vec<_>>>()?;
-        variants.sort_unstable();
+        let mut head = None;
+        if let Some(encoded) = record["head"].as_str() {
+            head = Some(StoredHead::decode(&STANDARD.decode(encoded).ok()?).ok()?);
+            variants.retain(|(coding, _)| *coding != Coding::Identity);
+            for part in record["parts"].as_array()? {
+                variants.push((Coding::Identity, Address::parse(part.as_str()?)?));
+            }
+        }
+        // Parts keep their order.
+        variants.sort_by_key(|(coding, _)| *coding);
         let keys = record["keys"].as_array()?.iter().map(text).collect::<Option<_>>()?;
         let asset = Asset {
             content_type: text(&record["type"])?,
             modified: record["modified"].as_u64()?,
             keys,
             variants,
+            head,
         };
         let complete = asset.variants.first().is_some_and(|(coding, _)| *coding == Coding::Identity);
         complete.then_some((text(&record["name"])?, asset))
@@ -106,9 +137,23 @@ pub struct Removed {
 /// Which names are meant.
 #[derive(Clone, Debug)]
 pub enum Names {
+    /// One asset.
+    Asset(String),
+    /// A path without its first slash, of an asset or at any site; without a query, whatever the query.
     Path(String),
+    /// The beginning of paths, likewise.
     Prefix(String),
+    /// A surrogate key.
     Key(String),
+    /// Every response to one key of a site.
+    Response(String),
+}
+
+/// The name of a site's response. No asset's name has the character that it begins with.
+///
+/// `key` is the path with its query, then the site; `which` tells responses to different requests apart.
+pub fn response_name(key: &str, which: &str) -> String {
+    format!("\0{key}\0{which}")
 }
 
 /// See the module.
@@ -121,6 +166,8 @@ pub struct Catalog {
     fifo: Fifo,
     turns: u64,
     bytes: u64,
+    /// Names that came from origins.
+    responses: usize,
     pinned: HashSet<String>,
 }
 
@@ -139,6 +186,16 @@ impl Catalog {
 
     pub fn names(&self) -> usize {
         self.assets.len()
+    }
+
+    pub fn responses(&self) -> usize {
+        self.responses
+    }
+
+    /// The names that begin so, in order.
+    pub fn starting<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a Arc<str>, &'a Arc<Asset>)> {
+        let from = self.assets.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        from.take_while(move |(name, _)| name.starts_with(prefix))
     }
 
     pub fn object(&self, address: &Address) -> Option<&Object> {
@@ -200,6 +257,13 @@ impl Catalog {
         true
     }
 
+    /// Who goes next, if somebody has to.
+    pub fn victims(&mut self, room: u64) -> Vec<Address> {
+        let (bytes, mut going) = (self.bytes, Vec::new());
+        self.make_room(room.saturating_sub(bytes).saturating_add(1), room, &mut going);
+        going
+    }
+
     /// Takes an object out, and the names that cannot do without it.
     pub fn remove(&mut self, address: &Address) -> Removed {
         if let Some((_, object)) = self.objects.remove(address) {
@@ -208,7 +272,7 @@ impl Catalog {
         let (mut gone, mut changed) = (Vec::new(), Vec::new());
         for name in self.users.remove(address).unwrap_or_default() {
             let Some(asset) = self.assets.get(&name) else { continue };
-            if asset.variants.first().is_some_and(|(_, first)| first == address) {
+            if asset.variants.contains(&(Coding::Identity, *address)) {
                 self.forget(&name);
                 gone.push(name);
             } else {
@@ -229,12 +293,14 @@ impl Catalog {
         for (_, address) in &asset.variants {
             self.users.entry(*address).or_default().insert(name.clone());
         }
+        self.responses += usize::from(asset.head.is_some());
         self.assets.insert(name, asset);
         former
     }
 
     pub fn forget(&mut self, name: &str) -> Option<Arc<Asset>> {
         let asset = self.assets.remove(name)?;
+        self.responses -= usize::from(asset.head.is_some());
         for (_, address) in &asset.variants {
             if let Some(users) = self.users.get_mut(address) {
                 users.remove(name);
@@ -254,13 +320,30 @@ impl Catalog {
     /// The names that are meant.
     pub fn select(&self, which: &Names) -> Vec<Arc<str>> {
         match which {
+            Names::Asset(name) => {
+                self.assets.get_key_value(name.as_str()).map(|(name, _)| name.clone()).into_iter().collect()
+            }
             Names::Path(path) => {
-                self.assets.get_key_value(path.as_str()).map(|(name, _)| name.clone()).into_iter().collect()
+                let (bare, query) = path.split_once('?').map_or((path.as_str(), None), |(a, b)| (a, Some(b)));
+                let mut found = self.select(&Names::Asset(path.clone()));
+                let with_query = format!("{bare}\0{}", query.unwrap_or_default());
+                let exact = |name: &str| query.is_none() || name == with_query;
+                let queried = self.starting(&with_query).map(|(name, _)| name).filter(|name| exact(name));
+                found.extend(queried.cloned());
+                for end in if query.is_some() { &["\0"][..] } else { &["\0", "?"] } {
+                    found.extend(self.starting(&format!("\0/{path}{end}")).map(|(name, _)| name.clone()));
+                }
+                found
             }
             Names::Prefix(prefix) => {
-                let from = self.assets.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded));
-                let from = from.map(|(name, _)| name);
-                from.take_while(|name| name.starts_with(prefix.as_str())).cloned().collect()
+                let site = format!("\0/{prefix}");
+                let sites = self.starting(&site).map(|(name, _)| name);
+                let all = !prefix.is_empty();
+                let assets = self.starting(prefix).map(|(name, _)| name);
+                sites.chain(assets.filter(|name| all || !name.starts_with('\0'))).cloned().collect()
+            }
+            Names::Response(key) => {
+                self.starting(&response_name(key, "")).map(|(name, _)| name.clone()).collect()
             }
             Names::Key(key) => {
                 let has = |asset: &Asset| asset.keys.iter().any(|known| known == key);

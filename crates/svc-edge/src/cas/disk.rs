@@ -228,6 +228,11 @@ impl Disk {
         Ok(())
     }
 
+    /// Whether an object's file is there.
+    pub fn has_file(&self, address: &Address) -> bool {
+        self.path_of(address).is_file()
+    }
+
     pub fn unlink(&self, address: &Address) {
         // An outboard without an object is harmless, an object without one costs a pass over it.
         let _ = std::fs::remove_file(self.path_of(address));

@@ -15,6 +15,12 @@ const FREQUENCY_MAX: u8 = 3;
 #[derive(Debug, Default)]
 pub struct Frequency(AtomicU8);
 
+impl Clone for Frequency {
+    fn clone(&self) -> Frequency {
+        Frequency(AtomicU8::new(self.0.load(Ordering::Relaxed)))
+    }
+}
+
 impl Frequency {
     pub fn note(&self) {
         let now = self.0.load(Ordering::Relaxed);
@@ -70,9 +76,12 @@ impl Fifo {
     ) -> Option<Address> {
         // Each place is looked at once per count of its frequency, then everything is pinned.
         let mut looks = (self.small.len() + self.main.len()) * (usize::from(FREQUENCY_MAX) + 2);
+        // Those of the main queue that may not go, seen one after the other.
+        let mut pinned = 0;
         while looks > 0 {
             looks -= 1;
-            let from_small = self.small_bytes > room / SMALL_PART || self.main.is_empty();
+            let crowded = self.small_bytes > room / SMALL_PART || pinned >= self.main.len();
+            let from_small = crowded && !self.small.is_empty();
             let place = if from_small { self.small.pop_front() } else { self.main.pop_front() };
             let Some(place) = place else { continue };
             if from_small {
@@ -81,6 +90,7 @@ impl Fifo {
             let Some(candidate) = known(&place.address).filter(|found| found.turn == place.turn) else {
                 continue;
             };
+            pinned = if candidate.pinned && !from_small { pinned + 1 } else { 0 };
             let frequency = candidate.frequency.0.load(Ordering::Relaxed);
             let stays = if from_small { frequency > 1 } else { frequency > 0 };
             if candidate.pinned || stays {
@@ -161,6 +171,17 @@ mod tests {
         }
         assert!(toy.ask(7), "the pinned one is there whatever came");
         assert!(toy.held.len() <= 100 && toy.fifo.ghosts.len() <= 120);
+    }
+
+    #[test]
+    fn pinned_ones_in_the_main_queue_do_not_protect_the_small_one() {
+        let (mut fifo, frequency) = (Fifo::default(), Frequency::default());
+        fifo.main.push_back(Place { address: Address([1; 32]), turn: 1, len: 50 });
+        fifo.insert(Address([2; 32]), 1, 5);
+        let known =
+            |address: &Address| Some(Candidate { turn: 1, frequency: &frequency, pinned: address.0[0] == 1 });
+        assert_eq!(fifo.victim(100, known), Some(Address([2; 32])));
+        assert_eq!(fifo.victim(100, known), None);
     }
 
     #[test]

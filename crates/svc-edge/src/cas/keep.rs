@@ -5,6 +5,7 @@ use super::disk::Change;
 use super::upload::{Arrived, ArrivedBytes};
 use super::{Cas, CasError};
 use crate::address::Address;
+use crate::cache::StoredHead;
 use crate::semantics::{Coding, Outcome, Preconditions, Validators};
 use http::Method;
 use ron_kernel::channel::Receiver;
@@ -21,6 +22,9 @@ use tokio::sync::oneshot;
 const BATCH_MAX: usize = 64;
 /// Names that the store can hold; they are in memory.
 const NAMES_MAX: usize = 1_000_000;
+/// Those of them that came from origins, whose fields are in memory too; and those of one key of a site.
+const RESPONSES_MAX: usize = 100_000;
+const ALIKE_MAX: usize = 32;
 /// How often it is looked whether a drain has ended.
 const DRAIN_LOOK: Duration = Duration::from_millis(20);
 
@@ -40,6 +44,18 @@ pub struct NewName {
     pub keys: Vec<String>,
     pub encoded: Vec<(Coding, Arrived)>,
     pub conditions: Preconditions,
+    /// Where it comes from an origin.
+    pub response: Option<NewResponse>,
+}
+
+/// What an origin said of it.
+#[derive(Debug)]
+pub struct NewResponse {
+    pub head: StoredHead,
+    /// Every part of it in order, the one that arrived among them.
+    pub parts: Vec<Address>,
+    /// Unix seconds.
+    pub modified: u64,
 }
 
 /// What came of it.
@@ -56,6 +72,10 @@ pub struct Stored {
 pub enum Op {
     Put(Box<Put>, oneshot::Sender<Result<Stored, CasError>>),
     Forget(Names, Preconditions, oneshot::Sender<Result<usize, CasError>>),
+    /// The origin has confirmed what it said before, with these fields now.
+    Freshen(Arc<str>, Box<StoredHead>, oneshot::Sender<Result<usize, CasError>>),
+    /// Encodings of a named object were made.
+    Encoded(String, Address, Vec<(Coding, Arrived)>),
     /// The scrub found a file that the index does not know.
     Adopt {
         address: Address,
@@ -127,6 +147,11 @@ impl Cas {
                     Ok(count) => out.owed.push(Owed::Forgotten(reply, count)),
                     Err(error) => drop(reply.send(Err(error))),
                 },
+                Op::Freshen(name, head, reply) => {
+                    let changed = self.freshen_one(&name, *head, &mut out);
+                    out.owed.push(Owed::Forgotten(reply, changed));
+                }
+                Op::Encoded(name, address, encoded) => self.encode_one(&name, address, encoded, &mut out),
                 Op::Adopt { address, len, stored } => self.adopt(address, len, stored, &mut out),
                 Op::Digest(address, sha256) => {
                     if let Some(object) = self.catalog.lock().object_mut(&address) {
@@ -134,7 +159,12 @@ impl Cas {
                         out.changes.push(Change::Object(address, object.clone()));
                     }
                 }
-                Op::Lost(address) => drop_object(&mut self.catalog.lock(), address, &mut out.changes),
+                Op::Lost(address) => {
+                    // It may have come back since; nobody but this task moves files, so that a look is enough.
+                    if !self.has_file(&address) {
+                        drop_object(&mut self.catalog.lock(), address, &mut out.changes);
+                    }
+                }
             }
         }
         let durable = self.make_durable(&out);
@@ -164,6 +194,8 @@ impl Cas {
         let Some(disk) = &self.disk else { return Ok(()) };
         for change in &out.changes {
             match change {
+                // What an origin has can be had again: its name has no file.
+                Change::Name(_, asset) if asset.head.is_some() => {}
                 Change::Name(name, asset) => disk.note_name(name, Some(asset))?,
                 Change::NoName(name) => disk.note_name(name, None)?,
                 Change::Object(..) | Change::NoObject(_) => {}
@@ -211,12 +243,21 @@ impl Cas {
         {
             let catalog = self.catalog.lock();
             meets(&new.conditions, catalog.asset(&new.name).map(|asset| &**asset))?;
-            if catalog.asset(&new.name).is_none() && catalog.names() >= NAMES_MAX {
+            let current = catalog.asset(&new.name);
+            if current.is_none() && catalog.names() >= NAMES_MAX {
                 return Err(CasError::Full);
             }
+            // What was put here is worth more than what an origin has.
+            if new.response.is_some() && current.is_some_and(|current| current.head.is_none()) {
+                return Err(CasError::Precondition);
+            }
+        }
+        if new.response.is_some() {
+            self.make_place(&new.name, out);
         }
         self.place(arrived, false, out)?;
-        let mut variants = vec![(Coding::Identity, address)];
+        let parts = new.response.as_ref().map_or_else(|| vec![address], |response| response.parts.clone());
+        let mut variants: Vec<_> = parts.iter().map(|part| (Coding::Identity, *part)).collect();
         for (coding, encoded) in new.encoded {
             let encoded_address = encoded.address;
             // An encoding is a convenience: the object is stored without it if there is no room.
@@ -227,11 +268,14 @@ impl Cas {
         let mut catalog = self.catalog.lock();
         // Room for an encoding may have been made at the cost of what came before it.
         variants.retain(|(_, address)| catalog.object(address).is_some());
-        if variants.first().is_none_or(|(coding, _)| *coding != Coding::Identity) {
+        let kept = variants.iter().filter(|(coding, _)| *coding == Coding::Identity).count();
+        if kept < parts.len() {
             return Err(CasError::Full);
         }
+        let modified = new.response.as_ref().map_or_else(now, |response| response.modified);
+        let head = new.response.map(|response| response.head);
         let asset =
-            Arc::new(Asset { content_type: new.content_type, modified: now(), keys: new.keys, variants });
+            Arc::new(Asset { content_type: new.content_type, modified, keys: new.keys, variants, head });
         let former = catalog.set_name(&new.name, asset.clone());
         out.changes.push(Change::Name(new.name.into(), asset));
         if let Some(former) = &former {
@@ -240,9 +284,77 @@ impl Cas {
         Ok(Stored { address, len, new: former.is_none() })
     }
 
+    /// Lets a response go for a new one where there are too many, of all or to one key.
+    fn make_place(&self, name: &str, out: &mut Outcomes) {
+        let mut catalog = self.catalog.lock();
+        if catalog.asset(name).is_some() {
+            return;
+        }
+        let room = self.settings.load().max_bytes;
+        while catalog.responses() >= RESPONSES_MAX {
+            let victims = catalog.victims(room);
+            if victims.is_empty() {
+                break;
+            }
+            for victim in victims {
+                drop_object(&mut catalog, victim, &mut out.changes);
+                out.going.push(victim);
+            }
+        }
+        let Some(end) = name.rfind('\0').filter(|_| name.starts_with('\0')) else { return };
+        let alike: Vec<_> =
+            catalog.starting(&name[..=end]).map(|(name, asset)| (name.clone(), asset.clone())).collect();
+        if alike.len() < ALIKE_MAX {
+            return;
+        }
+        let received = |asset: &Asset| asset.head.as_ref().map(StoredHead::received);
+        if let Some((oldest, asset)) = alike.iter().min_by_key(|(_, asset)| received(asset)) {
+            catalog.forget(oldest);
+            out.changes.push(Change::NoName(oldest.clone()));
+            drop_unused(&mut catalog, asset, out);
+        }
+    }
+
+    fn freshen_one(&self, name: &Arc<str>, head: StoredHead, out: &mut Outcomes) -> usize {
+        let mut catalog = self.catalog.lock();
+        let Some(asset) = catalog.asset(name).filter(|asset| asset.head.is_some()) else { return 0 };
+        let asset = Arc::new(Asset { head: Some(head), ..Asset::clone(asset) });
+        catalog.set_name(name, asset.clone());
+        out.changes.push(Change::Name(name.clone(), asset));
+        1
+    }
+
+    fn encode_one(&self, name: &str, address: Address, encoded: Vec<(Coding, Arrived)>, out: &mut Outcomes) {
+        let is_current = |catalog: &Catalog| {
+            catalog.asset(name).is_some_and(|asset| asset.variants == [(Coding::Identity, address)])
+        };
+        if !is_current(&self.catalog.lock()) {
+            return;
+        }
+        let mut made = Vec::new();
+        for (coding, encoded) in encoded {
+            let at = encoded.address;
+            if self.place(encoded, false, out).is_ok() {
+                made.push((coding, at));
+            }
+        }
+        let mut catalog = self.catalog.lock();
+        made.retain(|(_, address)| catalog.object(address).is_some());
+        // Room for them may have been made at the cost of the object itself.
+        if is_current(&catalog)
+            && let Some(asset) = catalog.asset(name)
+        {
+            let mut asset = Asset::clone(asset);
+            asset.variants.extend(made);
+            let asset = Arc::new(asset);
+            catalog.set_name(name, asset.clone());
+            out.changes.push(Change::Name(name.into(), asset));
+        }
+    }
+
     /// Puts an object into its place, unless it is there; true if it was not.
     fn place(&self, arrived: Arrived, direct: bool, out: &mut Outcomes) -> Result<bool, CasError> {
-        let Arrived { address, sha256, len, bytes } = arrived;
+        let Arrived { address, sha256, len, bytes, taken: _taken } = arrived;
         {
             let mut catalog = self.catalog.lock();
             if let Some(object) = catalog.object_mut(&address) {
@@ -250,14 +362,12 @@ impl Cas {
                     (object.direct, object.sha256) = (object.direct || direct, Some(sha256));
                     out.changes.push(Change::Object(address, object.clone()));
                 }
-                if !object.condition.bad.load(Ordering::Relaxed) {
-                    return Ok(false);
-                }
                 drop(catalog);
-                // The good bytes take the place of the bad ones; its readers have the file they opened.
+                // The bytes that came are known to be good, those on disk perhaps not: they take their place. Readers
+                // have the file they opened, and their own opinion of it.
                 self.publish(&address, &bytes, out)?;
                 if let Some(object) = self.catalog.lock().object_mut(&address) {
-                    object.condition = Arc::default();
+                    object.condition = Arc::new(object.condition.renewed());
                 }
                 return Ok(false);
             }
@@ -287,7 +397,15 @@ impl Cas {
         })
     }
 
+    fn has_file(&self, address: &Address) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.has_file(address))
+    }
+
     fn adopt(&self, address: Address, len: u64, stored: u64, out: &mut Outcomes) {
+        // What was seen may have been on its way out.
+        if !self.has_file(&address) {
+            return;
+        }
         let mut catalog = self.catalog.lock();
         let room = self.settings.load().max_bytes.saturating_sub(catalog.bytes());
         if catalog.object(&address).is_some() {
@@ -311,8 +429,8 @@ impl Cas {
         out: &mut Outcomes,
     ) -> Result<usize, CasError> {
         let mut catalog = self.catalog.lock();
-        if let Names::Path(path) = which {
-            meets(conditions, catalog.asset(path).map(|asset| &**asset))?;
+        if let Names::Asset(name) = which {
+            meets(conditions, catalog.asset(name).map(|asset| &**asset))?;
         }
         let names = catalog.select(which);
         for name in &names {

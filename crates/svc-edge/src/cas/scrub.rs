@@ -1,7 +1,7 @@
 //! Reads everything now and then, so that a bad byte is found before somebody wants it.
 
 use super::keep::Op;
-use super::{Cas, ReadError, Reader, Trust};
+use super::{Cas, Object, ReadError, Reader, Trust};
 use crate::address::Address;
 use ron_kernel::kernel::Service;
 use ron_kernel::task::TaskResult;
@@ -155,6 +155,11 @@ impl Cas {
                 self.note_bad();
             }
             Err(ReadError::Gone) => {
+                let same = |now: &Object| Arc::ptr_eq(&now.condition, &object.condition);
+                if !self.object(&address).as_ref().is_some_and(same) {
+                    // It had to go, or came again, while this looked.
+                    return;
+                }
                 progress.bad.fetch_add(1, Ordering::Relaxed);
                 tracing::error!(object = %address, "the object's file is gone");
                 let _ = self.changes.try_send(Op::Lost(address));

@@ -65,6 +65,7 @@ impl Store {
             keys: vec!["all".to_owned()],
             encoded: vec![(Coding::Gzip, self.arrived(format!("gzip of {name}").as_bytes()))],
             conditions: Preconditions::of(conditions, 0),
+            response: None,
         };
         self.cas.put(Put { arrived: self.arrived(bytes), name: Some(new) }).await
     }
@@ -230,7 +231,14 @@ async fn when_there_is_no_room_the_least_wanted_go_and_never_the_pinned() {
     assert!(store.cas.asset("pinned").is_some());
     assert!(store.cas.asset("first").is_none(), "a name goes with its object");
     assert!(!store.path_of(&first.address).exists(), "and so does the file");
-    assert!(matches!(store.put(&bytes(100_001, 0)).await, Err(CasError::Full)));
+    let before = store.cas.bytes();
+    assert!(
+        matches!(store.put(&bytes(95_000, 0)).await, Err(CasError::Full)),
+        "the pinned one is in its way"
+    );
+    assert_eq!(store.cas.bytes(), before, "and nobody goes in vain");
+    assert!(store.put(&bytes(80_000, 0)).await.unwrap().new, "who was to go can still go");
+    assert!(store.cas.upload().unwrap().write(&bytes(100_001, 0)).is_err());
     assert!(matches!(store.cas.can_hold(100_001), Err(CasError::Full)));
     store.close().await;
     let store = Store::open(Some(folder.path()), settings(100_000, Trust::Never));
@@ -259,6 +267,12 @@ async fn names_change_under_conditions_and_objects_go_with_their_last_name() {
     assert_eq!(store.read(&two.address).unwrap(), b"two", "what was stored by its address stays");
     assert_eq!(store.cas.bytes(), 3);
     assert!(matches!(store.cas.can_hold(2 << 20), Err(CasError::Amnesia)));
+    let (mut first, mut second) = (store.cas.upload().unwrap(), store.cas.upload().unwrap());
+    first.write(&bytes(600_000, 1)).unwrap();
+    let refused = second.write(&bytes(600_000, 2)).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::StorageFull, "uploads have no more room than the store");
+    drop((first, second));
+    store.cas.upload().unwrap().write(&bytes(600_000, 3)).unwrap();
     store.close().await;
 }
 
@@ -275,5 +289,23 @@ async fn a_file_that_no_row_leads_to_is_adopted_by_the_scrub() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert_eq!(store.read(&address).unwrap(), b"orphan");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_scrub_saw_is_looked_at_again_when_it_is_acted_upon() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path()), settings(1 << 30, Trust::Never));
+    let stored = store.put(b"still here").await.unwrap();
+    let nowhere = Address([3; 32]);
+    store.cas.changes.try_send(Op::Lost(stored.address)).unwrap();
+    store.cas.changes.try_send(Op::Adopt { address: nowhere, len: 5, stored: 0 }).unwrap();
+    store.put(b"another").await.unwrap();
+    assert_eq!(store.read(&stored.address).unwrap(), b"still here");
+    assert!(store.cas.object(&nowhere).is_none());
+    std::fs::remove_file(store.path_of(&stored.address)).unwrap();
+    store.cas.changes.try_send(Op::Lost(stored.address)).unwrap();
+    store.put(b"a third").await.unwrap();
+    assert!(store.cas.object(&stored.address).is_none(), "it is gone indeed");
     store.close().await;
 }

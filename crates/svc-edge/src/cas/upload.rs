@@ -7,6 +7,7 @@ use sha2::{Digest as _, Sha256};
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A file that goes when it is dropped, unless it was moved to its place.
@@ -30,6 +31,35 @@ impl Drop for Temporary {
     }
 }
 
+/// Bytes on their way in, over all uploads, and how many there may be.
+#[derive(Debug, Default)]
+pub struct Arriving {
+    bytes: AtomicU64,
+    pub max: AtomicU64,
+}
+
+/// What one upload takes of it, until it is published or dropped.
+#[derive(Debug)]
+pub struct Taken {
+    arriving: Arc<Arriving>,
+    bytes: u64,
+}
+
+impl Taken {
+    fn more(&mut self, bytes: u64) -> io::Result<()> {
+        self.bytes += bytes;
+        let all = self.arriving.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let fits = all <= self.arriving.max.load(Ordering::Relaxed);
+        if fits { Ok(()) } else { Err(io::ErrorKind::StorageFull.into()) }
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.arriving.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 #[derive(Debug)]
 enum Sink {
     Disk { folder: PathBuf, file: File, temporary: Temporary, outboard: Option<(BufWriter<File>, Temporary)> },
@@ -44,6 +74,7 @@ pub struct Upload {
     sha256: Sha256,
     /// What came so far.
     pub len: u64,
+    taken: Taken,
 }
 
 /// What an upload came to.
@@ -53,6 +84,7 @@ pub struct Arrived {
     pub sha256: [u8; 32],
     pub len: u64,
     pub bytes: ArrivedBytes,
+    pub taken: Taken,
 }
 
 /// Where the bytes are until they are published.
@@ -74,20 +106,25 @@ impl Arrived {
 
 impl Upload {
     /// Into a temporary file of this folder.
-    pub fn to_disk(folder: &Path) -> io::Result<Upload> {
+    pub fn to_disk(folder: &Path, arriving: &Arc<Arriving>) -> io::Result<Upload> {
         let temporary = Temporary::new(folder);
         let file = File::create_new(&temporary.path)?;
         let sink = Sink::Disk { folder: folder.to_owned(), file, temporary, outboard: None };
-        Ok(Upload { sink, tree: TreeHasher::default(), sha256: Sha256::new(), len: 0 })
+        Ok(Upload::to(sink, arriving))
     }
 
-    pub fn to_memory() -> Upload {
-        let sink = Sink::Memory(BytesMut::new());
-        Upload { sink, tree: TreeHasher::default(), sha256: Sha256::new(), len: 0 }
+    pub fn to_memory(arriving: &Arc<Arriving>) -> Upload {
+        Upload::to(Sink::Memory(BytesMut::new()), arriving)
+    }
+
+    fn to(sink: Sink, arriving: &Arc<Arriving>) -> Upload {
+        let taken = Taken { arriving: arriving.clone(), bytes: 0 };
+        Upload { sink, tree: TreeHasher::default(), sha256: Sha256::new(), len: 0, taken }
     }
 
     pub fn write(&mut self, data: &[u8]) -> io::Result<()> {
         self.len += data.len() as u64;
+        self.taken.more(data.len() as u64)?;
         self.sha256.update(data);
         match &mut self.sink {
             Sink::Disk { folder, file, outboard, .. } => {
@@ -98,6 +135,14 @@ impl Upload {
                 held.extend_from_slice(data);
                 self.tree.update(data, &mut |_| Ok(()))
             }
+        }
+    }
+
+    /// Another way to read what has been written so far, if that is a file.
+    pub fn reader(&self) -> io::Result<Option<File>> {
+        match &self.sink {
+            Sink::Disk { temporary, .. } => File::open(&temporary.path).map(Some),
+            Sink::Memory(_) => Ok(None),
         }
     }
 
@@ -123,7 +168,8 @@ impl Upload {
             }
             Sink::Memory(held) => (self.tree.finish(&mut |_| Ok(()))?, ArrivedBytes::Memory(held.freeze())),
         };
-        Ok(Arrived { address, sha256: self.sha256.finalize().into(), len: self.len, bytes })
+        let (len, taken) = (self.len, self.taken);
+        Ok(Arrived { address, sha256: self.sha256.finalize().into(), len, bytes, taken })
     }
 }
 

@@ -1,5 +1,7 @@
 //! Conditional requests, in the order of precedence of RFC 9110, section 13.2.2.
 
+use crate::cache::list::trim;
+use crate::cache::validators::EntityTag;
 use http::Method;
 use http::header::{
     HeaderMap, HeaderName, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE,
@@ -34,8 +36,8 @@ enum Tags {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Tag {
     weak: bool,
-    /// With its quotes.
-    opaque: String,
+    /// What stands between the quotes.
+    opaque: Vec<u8>,
 }
 
 /// The conditions of a request, read once; they can outlive it until a change is made.
@@ -61,9 +63,9 @@ impl Preconditions {
         let date = |name: HeaderName| parse_http_date(single(headers, &name)?, now);
         let range = headers.contains_key(IF_RANGE).then(|| {
             let text = single(headers, &IF_RANGE)?;
-            match parse_tag(text) {
-                Some((tag, "")) => Some(RangeCondition::Tag(tag)),
-                _ => parse_http_date(text, now).map(RangeCondition::Date),
+            match EntityTag::of(text.as_bytes()) {
+                Some(tag) => Some(RangeCondition::Tag(tag.into())),
+                None => parse_http_date(text, now).map(RangeCondition::Date),
             }
         });
         Preconditions {
@@ -132,20 +134,10 @@ impl Tags {
         let mut found = false;
         for value in headers.get_all(name) {
             found = true;
-            // Entity tags may hold bytes above ASCII; ours never do, so those match nothing.
-            let Ok(text) = value.to_str() else { continue };
-            if text.trim() == "*" {
+            if trim(value.as_bytes()) == b"*" {
                 return Some(Tags::Any);
             }
-            let mut rest = text.trim_start_matches([' ', '\t', ',']);
-            while let Some((tag, after)) = parse_tag(rest) {
-                let next = after.trim_start_matches([' ', '\t']);
-                if !next.is_empty() && !next.starts_with(',') {
-                    break;
-                }
-                tags.push(tag);
-                rest = next.trim_start_matches([' ', '\t', ',']);
-            }
+            tags.extend(EntityTag::list(value.as_bytes()).map(Tag::from));
         }
         found.then_some(Tags::List(tags))
     }
@@ -163,23 +155,16 @@ impl Tags {
 
 impl Tag {
     fn equals_strongly(&self, strong: &str) -> bool {
-        !self.weak && self.opaque == strong
+        !self.weak && self.equals_weakly(strong)
     }
 
     fn equals_weakly(&self, strong: &str) -> bool {
-        self.opaque == strong
+        EntityTag::of(strong.as_bytes()).is_some_and(|tag| tag.opaque == self.opaque)
     }
 }
 
-/// A tag at the beginning of the text, and what follows it.
-fn parse_tag(text: &str) -> Option<(Tag, &str)> {
-    let (weak, rest) = text.strip_prefix("W/").map_or((false, text), |rest| (true, rest));
-    let inner = rest.strip_prefix('"')?;
-    let end = inner.find('"')?;
-    // etagc: no space, no control character.
-    if !inner[..end].bytes().all(|byte| byte > b' ' && byte != 0x7f) {
-        return None;
+impl From<EntityTag<'_>> for Tag {
+    fn from(tag: EntityTag<'_>) -> Tag {
+        Tag { weak: tag.weak, opaque: tag.opaque.to_owned() }
     }
-    let (opaque, after) = rest.split_at(end + 2);
-    Some((Tag { weak, opaque: opaque.to_owned() }, after))
 }

@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use http::header::{HeaderMap, HeaderName};
 
 pub const REPR_DIGEST: HeaderName = HeaderName::from_static("repr-digest");
-const CONTENT_DIGEST: HeaderName = HeaderName::from_static("content-digest");
+pub const CONTENT_DIGEST: HeaderName = HeaderName::from_static("content-digest");
 
 /// A digest field that cannot be read.
 #[derive(Debug, PartialEq, Eq)]
@@ -15,10 +15,10 @@ pub fn repr_digest(sha256: &[u8; 32]) -> String {
     format!("sha-256=:{}:", STANDARD.encode(sha256))
 }
 
-/// The SHA-256 that a request states of its content. Other algorithms are not looked at.
-pub fn sha256_of(headers: &HeaderMap) -> Result<Option<[u8; 32]>, BadDigest> {
+/// The SHA-256 that one of the two fields states. Other algorithms are not looked at.
+pub fn sha256_of(headers: &HeaderMap, name: &HeaderName) -> Result<Option<[u8; 32]>, BadDigest> {
     let mut found = None;
-    for value in headers.get_all(CONTENT_DIGEST) {
+    for value in headers.get_all(name) {
         for member in value.to_str().map_err(|_not_ascii| BadDigest)?.split(',') {
             let (name, digest) = member.trim_matches([' ', '\t']).split_once('=').ok_or(BadDigest)?;
             if name != "sha-256" {

@@ -1,5 +1,7 @@
 //! `Range` (RFC 9110, section 14).
 
+use crate::cache::list::trim;
+use crate::cache::range::{ByteRange, Placed};
 use std::ops::Range;
 
 /// Ranges that one request may ask for.
@@ -23,16 +25,12 @@ pub fn select(value: &[u8], len: u64, several: bool) -> Selection {
         return Selection::Unsatisfiable;
     }
     // A suffix of nothing is all of it, and no Content-Range can say so.
-    if len == 0 && set.iter().any(|spec| matches!(spec, Spec::Suffix(1..))) {
+    if len == 0 && set.iter().any(|range| matches!(range, ByteRange::Suffix(1..))) {
         return Selection::Whole;
     }
     let mut parts: Vec<Range<u64>> = Vec::new();
-    for spec in set {
-        let wanted = match spec {
-            Spec::From(first, last) => first..last.saturating_add(1).min(len),
-            Spec::Suffix(length) => len.saturating_sub(length)..len,
-        };
-        if !wanted.is_empty() {
+    for range in set {
+        if let Placed::At(wanted) = range.place(Some(len)) {
             add(&mut parts, wanted);
         }
     }
@@ -63,34 +61,14 @@ fn add(parts: &mut Vec<Range<u64>>, mut wanted: Range<u64>) {
     parts.insert(place.min(parts.len()), wanted);
 }
 
-enum Spec {
-    From(u64, u64),
-    Suffix(u64),
-}
-
 /// The set of a `bytes` range; `None` if the field is to be ignored.
-fn parse(value: &[u8]) -> Option<Vec<Spec>> {
-    let text = std::str::from_utf8(value).ok()?.trim_matches([' ', '\t']);
-    let (unit, set) = text.split_once('=')?;
-    if !unit.eq_ignore_ascii_case("bytes") {
+fn parse(value: &[u8]) -> Option<Vec<ByteRange>> {
+    let value = trim(value);
+    let (unit, set) = value.split_at(value.iter().position(|byte| *byte == b'=')?);
+    if !unit.eq_ignore_ascii_case(b"bytes") {
         return None;
     }
-    let mut specs = Vec::new();
-    for item in set.split(',').map(|item| item.trim_matches([' ', '\t'])).filter(|item| !item.is_empty()) {
-        let (first, last) = item.split_once('-')?;
-        let spec = match (number(first), number(last)) {
-            (Some(first), None) if last.is_empty() => Spec::From(first, u64::MAX - 1),
-            (Some(first), Some(last)) if first <= last => Spec::From(first, last),
-            (None, Some(length)) if first.is_empty() => Spec::Suffix(length),
-            _ => return None,
-        };
-        specs.push(spec);
-    }
-    (!specs.is_empty()).then_some(specs)
-}
-
-/// Digits only; what is too large for a number is larger than anything stored.
-fn number(text: &str) -> Option<u64> {
-    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    digits.then(|| text.parse().unwrap_or(u64::MAX))
+    let items = set[1..].split(|byte| *byte == b',').map(trim).filter(|item| !item.is_empty());
+    let ranges = items.map(ByteRange::of).collect::<Option<Vec<_>>>()?;
+    (!ranges.is_empty()).then_some(ranges)
 }

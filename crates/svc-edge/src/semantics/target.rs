@@ -53,3 +53,16 @@ pub fn decode_path(path: &str) -> Result<String, BadPath> {
     }
     if name.len() > NAME_MAX { Err(BadPath::Long) } else { Ok(name) }
 }
+
+/// A path as a URL has it, from a name that was decoded.
+pub fn encode_path(name: &str) -> String {
+    let mut out = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@/".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}

@@ -1,16 +1,15 @@
 //! Answers to GET and HEAD.
 
-use super::{Edge, Snapshot, unix_millis, value};
+use super::{Edge, Snapshot, Source, unix_millis, value};
 use crate::address::Address;
-use crate::body::ObjectBody;
+use crate::body::{ObjectBody, Stored};
+use crate::cache::{CACHE_STATUS, CacheStatus, StoredHead};
 use crate::cas::{Object, ReadError};
-use crate::config::Mode;
-use crate::semantics::{
-    Available, CACHE_STATUS, CacheStatus, Coding, Decision, Piece, REPR_DIGEST, Variant, decide, repr_digest,
-};
+use crate::semantics::{Available, Coding, Decision, Piece, REPR_DIGEST, Variant, decide, repr_digest};
+use bytes::{Bytes, BytesMut};
 use http::header::{
-    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG,
-    HeaderMap, HeaderValue, LAST_MODIFIED, VARY,
+    ACCEPT_RANGES, AGE, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG,
+    EXPIRES, HeaderMap, HeaderValue, LAST_MODIFIED, VARY,
 };
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
@@ -20,52 +19,28 @@ use ron_kernel::http::Body;
 use ron_kernel::problem::Rejection;
 use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
+use std::ops::Range;
 
 /// What is stored under an address never changes.
-const FOREVER: &str = "public, max-age=31536000, immutable";
+pub(super) const FOREVER: &str = "public, max-age=31536000, immutable";
 /// An answer of at most this many bytes must be taken as a whole within its request's budget.
-const SHORT: u64 = 1 << 20;
+pub(super) const SHORT: u64 = 1 << 20;
 
 /// What is common to all representations of what was asked for.
-struct Resource<'a> {
-    variants: &'a [(Variant, Object)],
-    content_type: &'a str,
-    modified: u64,
+pub(super) struct Resource<'a> {
+    pub(super) variants: &'a [(Variant, Object)],
+    pub(super) content_type: &'a str,
+    pub(super) modified: u64,
     /// It has several encodings, or may have.
-    negotiated: bool,
-    immutable: bool,
+    pub(super) negotiated: bool,
+    pub(super) immutable: bool,
+    pub(super) source: Source,
+    pub(super) status: CacheStatus<'a>,
+    /// What its origin said of it, and how many seconds old it is.
+    pub(super) origin: Option<(&'a StoredHead, u64)>,
 }
 
 impl Edge {
-    pub(super) async fn read_asset(
-        &self,
-        request: &Parts,
-        name: &str,
-        snapshot: &Snapshot,
-        budget: Budget,
-        permit: Permit,
-    ) -> Result<Response<Body>, Rejection> {
-        let found = self.cas.asset(name).filter(|found| !found.variants.is_empty());
-        let Some(found) = found else {
-            self.count_cache(CacheStatus::Miss);
-            let rejection = match snapshot.settings.mode {
-                Mode::Live => {
-                    Rejection::new(Reason::NotAllowed, "it is not stored, and no origin stands for it")
-                }
-                Mode::Offline => Rejection::new(Reason::NotFound, "it is not stored"),
-            };
-            return Err(rejection.header(CACHE_STATUS, CacheStatus::Miss.value()));
-        };
-        let resource = Resource {
-            variants: &found.variants,
-            content_type: &found.asset.content_type,
-            modified: found.asset.modified,
-            negotiated: true,
-            immutable: false,
-        };
-        self.read(request, &resource, snapshot, budget, permit).await
-    }
-
     pub(super) async fn read_object(
         &self,
         request: &Parts,
@@ -75,9 +50,9 @@ impl Edge {
         permit: Permit,
     ) -> Result<Response<Body>, Rejection> {
         let Some(object) = self.cas.object(&address) else {
-            self.count_cache(CacheStatus::Miss);
+            self.count_cache(Source::Miss);
             let rejection = Rejection::new(Reason::NotFound, "it is not stored");
-            return Err(rejection.header(CACHE_STATUS, CacheStatus::Miss.value()));
+            return Err(rejection.header(CACHE_STATUS, Source::Miss.status().value()));
         };
         let modified = object.stored;
         let variant = Variant { coding: Coding::Identity, address, len: object.len };
@@ -87,11 +62,14 @@ impl Edge {
             modified,
             negotiated: false,
             immutable: true,
+            source: Source::Hit,
+            status: Source::Hit.status(),
+            origin: None,
         };
         self.read(request, &resource, snapshot, budget, permit).await
     }
 
-    async fn read(
+    pub(super) async fn read(
         &self,
         request: &Parts,
         resource: &Resource<'_>,
@@ -110,7 +88,7 @@ impl Edge {
         let chosen = decision.variant;
         let object =
             resource.variants.iter().find(|(variant, _)| Some(*variant) == chosen).map(|(_, object)| object);
-        self.count_cache(CacheStatus::Hit);
+        self.count_cache(resource.source);
         let headers = fields(resource, &decision, object);
         let (Some(variant), Some(object)) = (chosen, object) else {
             return Err(refusal(Reason::NotAcceptable, "no stored encoding is acceptable", headers));
@@ -137,7 +115,7 @@ impl Edge {
     }
 
     /// The body, of which the first bytes are read and checked before the answer begins.
-    async fn body(
+    pub(super) async fn body(
         &self,
         address: Address,
         object: Object,
@@ -150,6 +128,11 @@ impl Edge {
             Piece::Text(_) => None,
         });
         let Some(first) = first.filter(|range| !range.is_empty()) else { return Ok(Body::default()) };
+        let until = if decision.content_length <= SHORT { Some(budget.until) } else { budget.client };
+        if let Some(held) = self.cas.held(&object) {
+            return Ok(Body::full(assembled(&held, decision.pieces)).ending_by(until));
+        }
+        let seen = object.clone();
         let cas = self.cas.clone();
         let opened = tokio::task::spawn_blocking(move || {
             let mut reader = cas.reader(address, &object)?;
@@ -165,12 +148,15 @@ impl Edge {
             Rejection::new(Reason::Internal, "the object could not be read")
         })?;
         let (reader, bytes) = opened.map_err(|error| self.unreadable(address, &error))?;
-        let until = if decision.content_length <= SHORT { Some(budget.until) } else { budget.client };
+        if bytes.len() as u64 == seen.len {
+            self.cas.hold(&seen, &bytes);
+        }
         if bytes.len() as u64 == decision.content_length {
             return Ok(Body::full(bytes).ending_by(until));
         }
         let left = decision.content_length;
-        let body = ObjectBody::new(self.cas.clone(), reader, bytes, decision.pieces, left, permit);
+        let reader = Stored(self.cas.clone(), reader);
+        let body = ObjectBody::new(reader, bytes, decision.pieces, left, permit);
         Ok(Body::stream(body).ending_by(until))
     }
 
@@ -190,10 +176,29 @@ impl Edge {
     }
 }
 
+/// A body of an object that is all there.
+fn assembled(held: &Bytes, mut pieces: Vec<Piece>) -> Bytes {
+    let slice = |range: &Range<u64>| {
+        let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+        held.slice(index(range.start)..index(range.end))
+    };
+    if let [Piece::Bytes(range)] = &pieces[..] {
+        return slice(range);
+    }
+    let mut out = BytesMut::new();
+    for piece in pieces.drain(..) {
+        match piece {
+            Piece::Text(text) => out.extend_from_slice(&text),
+            Piece::Bytes(range) => out.extend_from_slice(&slice(&range)),
+        }
+    }
+    out.freeze()
+}
+
 /// The fields of an answer, be it good or not.
 fn fields(resource: &Resource<'_>, decision: &Decision, object: Option<&Object>) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(16);
-    headers.insert(CACHE_STATUS, CacheStatus::Hit.value());
+    headers.insert(CACHE_STATUS, resource.status.value());
     if resource.negotiated {
         headers.insert(VARY, HeaderValue::from_static("Accept-Encoding"));
     }
@@ -205,6 +210,10 @@ fn fields(resource: &Resource<'_>, decision: &Decision, object: Option<&Object>)
     headers.insert(LAST_MODIFIED, value(http_date(resource.modified)));
     if resource.immutable {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static(FOREVER));
+    }
+    if let Some((head, age)) = resource.origin {
+        pass_freshness(head.headers(), &mut headers);
+        headers.insert(AGE, age.into());
     }
     if matches!(decision.status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
         headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
@@ -220,8 +229,17 @@ fn fields(resource: &Resource<'_>, decision: &Decision, object: Option<&Object>)
     headers
 }
 
+/// What an origin says about how long its answer is good, for caches behind us.
+pub(super) fn pass_freshness(from: &HeaderMap, to: &mut HeaderMap) {
+    for name in [CACHE_CONTROL, EXPIRES] {
+        for value in from.get_all(&name) {
+            to.append(&name, value.clone());
+        }
+    }
+}
+
 /// A refusal that still says what it is about.
-fn refusal(reason: Reason, detail: &'static str, headers: HeaderMap) -> Rejection {
+pub(super) fn refusal(reason: Reason, detail: &'static str, headers: HeaderMap) -> Rejection {
     let mut rejection = Rejection::new(reason, detail);
     rejection.headers = headers.into_iter().filter_map(|(name, value)| Some((name?, value))).collect();
     rejection

@@ -1,10 +1,11 @@
 //! PUT, DELETE and purges: changes of the store, for those who have a capability.
 
-use super::{Edge, SURROGATE_KEY, Snapshot, unix_millis, value};
+use super::{Edge, Snapshot, unix_millis, value};
 use crate::address::Address;
+use crate::cache::SURROGATE_KEY;
 use crate::cas::{Arrived, Cas, CasError, Names, NewName, Put, Stored, Upload};
 use crate::encode;
-use crate::semantics::{Coding, Preconditions, is_compressible, sha256_of, type_of};
+use crate::semantics::{CONTENT_DIGEST, Coding, Preconditions, is_compressible, sha256_of, type_of};
 use bytes::BytesMut;
 use http::header::{CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderMap, LOCATION};
 use http::request::Parts;
@@ -64,7 +65,7 @@ impl Edge {
         } else {
             (arrived, Vec::new())
         };
-        let name = NewName { name, content_type, keys, encoded, conditions };
+        let name = NewName { name, content_type, keys, encoded, conditions, response: None };
         let put = Put { arrived, name: Some(name) };
         let stored = self.cas.put(put).await.map_err(|error| self.refused(&error))?;
         Ok(acknowledged(stored, &location))
@@ -87,7 +88,7 @@ impl Edge {
             let detail = "objects are put as they are; encodings are made here";
             return Err(Rejection::new(Reason::UnsupportedEncoding, detail));
         }
-        let digest = sha256_of(headers)
+        let digest = sha256_of(headers, &CONTENT_DIGEST)
             .map_err(|_bad| Rejection::new(Reason::Malformed, "Content-Digest cannot be read"))?;
         let cap = snapshot.settings.cas.max_put_bytes.0;
         if let Some(len) = body.exact_len() {
@@ -148,7 +149,7 @@ impl Edge {
 
     /// Makes the encodings of an object, if a core is free for it.
     async fn encoded(&self, arrived: Arrived) -> Result<(Arrived, Vec<(Coding, Arrived)>), Rejection> {
-        let Some(permit) = self.encoders.try_take() else { return Ok((arrived, Vec::new())) };
+        let Some(permit) = self.fill.encoders.try_take() else { return Ok((arrived, Vec::new())) };
         let (cas, sync) = (self.cas.clone(), self.cas.syncs());
         self.blocking(move || {
             let _permit: Permit = permit;
@@ -173,7 +174,7 @@ impl Edge {
     ) -> Result<Response<Body>, Rejection> {
         self.authorize(request, PURGE, snapshot)?;
         let conditions = Preconditions::of(&request.headers, unix_millis() / 1000);
-        match self.forget(Names::Path(name), conditions, budget).await? {
+        match self.forget(Names::Asset(name), conditions, budget).await? {
             0 => Err(Rejection::new(Reason::NotFound, "it is not stored")),
             _ => {
                 let mut response = Response::new(Body::default());
@@ -216,6 +217,7 @@ impl Edge {
         conditions: Preconditions,
         budget: Budget,
     ) -> Result<usize, Rejection> {
+        self.fill.negative.forget_all();
         let forgetting = self.cas.forget(which, conditions);
         match tokio::time::timeout_at(budget.until.into(), forgetting).await {
             Ok(forgotten) => forgotten.map_err(|error| self.refused(&error)),

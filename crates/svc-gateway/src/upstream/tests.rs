@@ -74,6 +74,26 @@ fn a_server_that_keeps_failing_is_left_out_but_never_more_than_half_of_them() {
 }
 
 #[test]
+fn the_breaker_does_not_hold_a_left_out_servers_failures_against_the_others() {
+    let upstream = upstream(2, Balance::P2c);
+    let ask = |server: usize| {
+        let mut watched = upstream.watch().unwrap();
+        upstream.note_failure(&upstream.servers[server]);
+        watched.good = Some(false);
+    };
+    for _ in 0..upstream.limits.failures {
+        ask(0);
+    }
+    assert!(upstream.servers[0].is_ejected(Instant::now()));
+    assert_eq!(upstream.breaker_level(), 0, "the other one has done nothing yet");
+    // The last failure of the one that is out was noted after it went.
+    for _ in 1..upstream.limits.failures {
+        ask(1);
+    }
+    assert_eq!(upstream.breaker_level(), 2, "it fails as well, and is the last");
+}
+
+#[test]
 fn an_ejection_gets_longer_each_time_until_the_server_answers() {
     let upstream = upstream(2, Balance::P2c);
     let (server, open) = (&upstream.servers[0], upstream.limits.open);

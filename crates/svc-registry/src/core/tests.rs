@@ -105,6 +105,27 @@ fn a_new_signer_set_needs_both_quorums_and_ends_what_was_proposed_under_the_old(
 }
 
 #[test]
+fn a_signer_set_that_could_never_take_over_is_refused_with_what_to_do() {
+    let mut registry = fixture();
+    let renamed = |seed: u8, name: u8| ron_log::Signer { id: format!("s{name}"), ..signer(seed) };
+    let mut asked = |signers: Vec<ron_log::Signer>, nonce: u8| {
+        let set = SignerSet::new(2, false, signers).unwrap();
+        let op = Op { key: Key::signers(), body: Some(set.canonical()) };
+        registry.ask(propose(&change(0, 0, op, nonce)))
+    };
+    // One of three may have a new key under its name, for the two others approve in both sets; not all of them.
+    assert!(asked(vec![renamed(4, 1), signer(2), signer(3)], 1).is_ok());
+    let refused = asked(vec![renamed(4, 1), renamed(5, 2), renamed(6, 3)], 2).unwrap_err();
+    assert_eq!(refused.reason, Reason::Malformed);
+    assert!(refused.detail.contains("s1, s2, s3 would have other keys"), "{}", refused.detail);
+    assert!(refused.detail.contains("give each new key a new name"), "{}", refused.detail);
+    assert!(asked(vec![signer(4), signer(5), signer(6)], 3).is_ok(), "as it says");
+    let idle = ron_log::Signer { roles: vec![ron_log::Role::Propose], ..signer(6) };
+    let refused = asked(vec![signer(1), signer(2), idle], 4).unwrap_err();
+    assert!(refused.detail.contains("s6 may not approve"), "{}", refused.detail);
+}
+
+#[test]
 fn a_proposal_can_be_withdrawn_and_ends_by_itself() {
     let settings = RegistrySettings {
         limits: crate::config::LimitSettings {

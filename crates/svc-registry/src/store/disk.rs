@@ -45,7 +45,7 @@ impl Disk {
             // Else a crash could forget the file's name.
             File::open(&folder)?.sync_all()?;
         }
-        Ok(Disk { path: Some(folder.into()), fsync, ..Disk::over(FileMedium(file)) })
+        Ok(Disk { path: Some(folder.into()), fsync, ..Disk::over(FileMedium::new(file)?) })
     }
 
     /// A file that is looked at and not changed: what redb writes in order to read it, as after a crash, stays in
@@ -238,27 +238,110 @@ impl StorageBackend for Overlay {
     }
 }
 
+/// How far ahead of what is written a file's blocks are made.
+const AHEAD: u64 = 4 << 20;
+
+/// A file whose blocks exist before they are needed: a flush then writes pages, and not the file system's books too.
 #[derive(Debug)]
-struct FileMedium(File);
+struct FileMedium {
+    file: File,
+    /// Beyond this nothing was ever written.
+    made: Mutex<u64>,
+}
+
+impl FileMedium {
+    fn new(file: File) -> std::io::Result<FileMedium> {
+        let made = Mutex::new(file.metadata()?.len());
+        Ok(FileMedium { file, made })
+    }
+
+    fn made(&self) -> std::io::Result<MutexGuard<'_, u64>> {
+        self.made.lock().map_err(|_poisoned| Error::other("how much of the file is used is not known"))
+    }
+
+    /// Fills with zeros what lies ahead of a write, within the file. Should there be no room, only the speed is lost.
+    fn make_ahead(&self, made: &mut u64, end: u64) -> std::io::Result<()> {
+        static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+        let until = (end + AHEAD).min(self.file.metadata()?.len());
+        let mut at = (*made).max(end);
+        *made = at;
+        while at < until {
+            let piece = (until - at).min(ZEROS.len() as u64);
+            if self.file.write_all_at(&ZEROS[..piece as usize], at).is_err() {
+                return Ok(());
+            }
+            at += piece;
+            *made = at;
+        }
+        Ok(())
+    }
+}
 
 impl StorageBackend for FileMedium {
     fn len(&self) -> std::io::Result<u64> {
-        Ok(self.0.metadata()?.len())
+        Ok(self.file.metadata()?.len())
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
-        self.0.read_exact_at(out, offset)
+        self.file.read_exact_at(out, offset)
     }
 
     fn set_len(&self, len: u64) -> std::io::Result<()> {
-        self.0.set_len(len)
+        let mut made = self.made()?;
+        *made = (*made).min(len);
+        self.file.set_len(len)
     }
 
     fn sync_data(&self) -> std::io::Result<()> {
-        self.0.sync_data()
+        self.file.sync_data()
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
-        self.0.write_all_at(data, offset)
+        let end = offset + data.len() as u64;
+        let mut made = self.made()?;
+        if end > *made {
+            self.make_ahead(&mut made, end)?;
+        }
+        drop(made);
+        self.file.write_all_at(data, offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt as _;
+
+    #[test]
+    fn blocks_are_made_ahead_and_nothing_written_is_touched() {
+        let file = tempfile::tempfile().unwrap();
+        let medium = FileMedium::new(file.try_clone().unwrap()).unwrap();
+        medium.set_len(64 << 20).unwrap();
+        let mut written = Vec::new();
+        // Forwards, backwards into what was filled, and beyond it.
+        for (number, at) in
+            [0, 8192, 5 << 20, 4096, (5 << 20) + 4096, 20 << 20, 63 << 20].into_iter().enumerate()
+        {
+            let page = [number as u8 + 1; 4096];
+            medium.write(at, &page).unwrap();
+            written.push((at, page));
+        }
+        for (at, page) in written {
+            let mut read = [0; 4096];
+            medium.read(at, &mut read).unwrap();
+            assert!(read == page, "at {at}");
+        }
+        let mut between = [1; 4096];
+        medium.read(30 << 20, &mut between).unwrap();
+        assert!(between == [0; 4096]);
+        assert_eq!(file.metadata().unwrap().len(), 64 << 20, "it is as long as it was told to be");
+        let made = file.metadata().unwrap().blocks() * 512;
+        assert!((AHEAD * 3..64 << 20).contains(&made), "{made}");
+        medium.set_len(1 << 20).unwrap();
+        medium.set_len(2 << 20).unwrap();
+        medium.write(1 << 20, &[9; 4096]).unwrap();
+        let mut after = [1; 4096];
+        medium.read((1 << 20) + 4096, &mut after).unwrap();
+        assert!(after == [0; 4096]);
     }
 }

@@ -263,6 +263,12 @@ impl Reader {
         }))
     }
 
+    /// The version of the newest snapshot.
+    pub fn snapshot_version(&self) -> Result<Option<u64>, StoreError> {
+        let last = self.table(SNAPSHOTS)?.last().map_err(StoreError::of)?.map(|(version, _)| version.value());
+        Ok(last)
+    }
+
     /// Every prune manifest, oldest first.
     pub fn manifests(&self) -> Result<Vec<Vec<u8>>, StoreError> {
         let table = self.table(MANIFESTS)?;

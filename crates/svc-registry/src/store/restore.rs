@@ -50,7 +50,7 @@ impl Store {
             return Err(damaged(head.version, "HEAD names another entry"));
         }
         check_tree(&reader, &replay.tree, log)?;
-        let Replay { state, tree, last } = replay;
+        let Replay { state, tree, last, .. } = replay;
         let edge = edge(&reader, tree.size())?;
         Ok(Restored { state, tree, edge, last })
     }
@@ -75,6 +75,8 @@ pub struct Replay {
     pub state: State,
     pub tree: Tree,
     pub last: (Entry, Before),
+    /// Bytes of the entries applied.
+    pub read: u64,
 }
 
 impl Replay {
@@ -94,7 +96,7 @@ impl Replay {
             {
                 let read = |tile: Tile| reader.sure_tile(tile);
                 let tree = Tree::from_tiles(found + 1, read).map_err(|bad| damaged(found, bad))?;
-                return Ok(Replay { state, tree, last: (roots.genesis().0, Before::new()) });
+                return Ok(Replay { state, tree, last: (roots.genesis().0, Before::new()), read: 0 });
             }
             tracing::warn!(version = found, "a snapshot of the registry is damaged and left out");
             below = found;
@@ -105,7 +107,7 @@ impl Replay {
         let (entry, _) = roots.genesis();
         let mut tree = Tree::default();
         tree.append(leaf_hash(entry.bytes()), |_, _, _| {});
-        Ok(Replay { state: State::genesis(roots), tree, last: (entry, Before::new()) })
+        Ok(Replay { state: State::genesis(roots), tree, last: (entry, Before::new()), read: 0 })
     }
 
     /// Applies entries up to a version.
@@ -126,6 +128,7 @@ impl Replay {
 
     /// Applies one entry.
     pub fn step(&mut self, version: u64, record: Vec<u8>, payload: Vec<u8>) -> Result<(), RestoreError> {
+        self.read += (record.len() + payload.len()) as u64;
         let entry = Entry::parse(record).map_err(|bad| damaged(version, format!("the record: {bad}")))?;
         let proposal = Proposal::parse_canonical(payload);
         let proposal = proposal.map_err(|bad| damaged(version, format!("the payload: {bad}")))?;

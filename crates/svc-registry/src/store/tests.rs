@@ -250,6 +250,36 @@ fn a_file_is_locked_pinned_to_its_roots_and_found_again() {
 }
 
 #[test]
+fn a_file_with_a_damaged_head_is_named_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    Store::open(dir.path(), &roots(), true).unwrap().close();
+    let file = dir.path().join(FILE);
+    let whole = std::fs::read(&file).unwrap();
+    let damages: [fn(&mut Vec<u8>); 5] = [
+        |bytes| bytes[0] ^= 1,
+        |bytes| bytes[12..16].fill(0xFF),
+        |bytes| bytes[64..320].fill(0xA5),
+        |bytes| bytes.truncate(100),
+        |bytes| bytes.truncate(bytes.len() / 2),
+    ];
+    for (index, damage) in damages.into_iter().enumerate() {
+        let mut bytes = whole.clone();
+        damage(&mut bytes);
+        std::fs::write(&file, bytes).unwrap();
+        let open = |look: bool| {
+            let open = || {
+                if look { Store::look(dir.path(), &roots()) } else { Store::open(dir.path(), &roots(), true) }
+            };
+            reading(dir.path(), open).unwrap_err().to_string()
+        };
+        for said in [open(true), open(false)] {
+            assert!(said.contains("registry.redb is damaged"), "{index}: {said}");
+            assert!(said.contains("from an export with `ron registry import`"), "{index}: {said}");
+        }
+    }
+}
+
+#[test]
 fn a_changed_byte_of_the_tail_is_found_at_the_start() {
     let store = Store::in_memory(&roots()).unwrap();
     let mut log = Grown::new(&store);
@@ -313,4 +343,46 @@ fn old_checkpoints_are_thinned_and_what_a_manifest_names_stays() {
     let kept: Vec<u64> = kept.into_iter().map(|(size, _)| size).collect();
     assert_eq!(kept[..4], [1, 7, 256, 301], "and the newest thousand");
     assert_eq!((kept.len(), kept.last()), (1003, Some(&1300)));
+}
+
+#[test]
+fn the_state_a_pruned_log_begins_with_outlives_every_checkpoint() {
+    let store = Store::in_memory(&roots()).unwrap();
+    let writer = store.note_writer();
+    writer.checkpoint(10, "note", Some(("note", "{}")), |_| false).unwrap();
+    // Decided on before the pruning, and written after it: it knows of the last snapshot alone.
+    writer.manifest(5, "manifest", ("base", "{}")).unwrap();
+    writer.checkpoint(20, "note", Some(("note", "{}")), |version| version == 9).unwrap();
+    writer.checkpoint(30, "note", Some(("note", "{}")), |version| version == 19).unwrap();
+    let reader = store.reader().unwrap();
+    let kept = |up_to| reader.snapshot(up_to).unwrap().map(|(version, _, _)| version);
+    assert_eq!([kept(u64::MAX), kept(28), kept(18), kept(3)], [Some(29), Some(19), Some(4), None]);
+}
+
+#[test]
+fn a_store_is_opened_anew_by_one_at_a_time() {
+    let media = Faulty::default();
+    let store = over(&media).unwrap();
+    let mut log = Grown::new(&store);
+    let (head, changes) = (log.state.head(), log.next());
+    let mut writer = store.log_writer().unwrap();
+    let handle = || Arc::as_ptr(&store.opened().unwrap());
+    store.inner.disk.set_full(true);
+    let before = handle();
+    // Somebody is at it.
+    store.inner.reopening.store(true, Ordering::Release);
+    assert!(matches!(store.writable(), Err(StoreError::Full)));
+    assert_eq!(handle(), before, "no second handle");
+    store.inner.reopening.store(false, Ordering::Release);
+    let left_over = store.reader().unwrap();
+    let all = std::thread::scope(|scope| {
+        [(); 8].map(|()| scope.spawn(|| store.writable())).map(|tried| tried.join().unwrap())
+    });
+    assert!(
+        all.iter().any(Result::is_ok) && all.iter().all(|one| matches!(one, Ok(()) | Err(StoreError::Full)))
+    );
+    assert_ne!(handle(), before);
+    drop(left_over);
+    writer.write(head, &changes).unwrap();
+    assert_eq!(store.reader().unwrap().head().unwrap(), log.state.head());
 }

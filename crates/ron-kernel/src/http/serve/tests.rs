@@ -305,6 +305,11 @@ async fn a_response_may_be_more_patient_than_its_server() {
     stream.write_all(b"GET /patient HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     fixture.eventually("io_timeouts_total{service=\"t\",op=\"write\"}", 1).await;
     assert!(begun.elapsed() >= Duration::from_millis(600));
+    let (mut client, begun) = (h2_client(&fixture, 0).await, std::time::Instant::now());
+    let request = Request::get("http://x/patient").body(Body::default()).unwrap();
+    let _deaf = client.send_request(request).await.unwrap();
+    fixture.eventually("io_timeouts_total{service=\"t\",op=\"write\"}", 2).await;
+    assert!(begun.elapsed() >= Duration::from_millis(600), "over HTTP/2 as well");
 }
 
 #[tokio::test]
@@ -318,7 +323,7 @@ async fn the_connection_cap_turns_newcomers_away_and_frees_idle_places() {
         fixture.eventually("connections_open{service=\"t\"}", busy.len() as u64).await;
     }
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let refused = fixture.exchange(GET).await;
+    let refused = read_all(&mut fixture.connect().await).await;
     assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("x-reason: conns"), "{refused}");
     assert!(refused.contains("retry-after: "), "{refused}");
     assert_eq!(fixture.metric("rejected_total{service=\"t\",reason=\"conns\"}"), 1);
@@ -340,7 +345,8 @@ async fn one_address_has_its_share_of_connections() {
     let fixture = Fixture::start(ServerLimits { conns_per_ip_max: 2, ..limits() });
     let _held = (fixture.connect().await, fixture.connect().await);
     fixture.eventually("connections_open{service=\"t\"}", 2).await;
-    assert!(fixture.exchange(GET).await.contains("x-reason: conns"));
+    // Told without being asked, so that nothing unread can reset the connection before the answer is seen.
+    assert!(read_all(&mut fixture.connect().await).await.contains("x-reason: conns"));
     let trusted = TrustedProxies(vec!["127.0.0.0/8".parse().unwrap()]);
     fixture.server.set_limits(ServerLimits { conns_per_ip_max: 2, trusted_proxies: trusted, ..limits() });
     let mut stream = fixture.connect().await;
@@ -576,8 +582,8 @@ async fn a_tls_client_that_stops_reading_or_never_speaks_http2_is_cut() {
         TlsSettings { cert: "server.pem".into(), key: "server.key".into(), ..TlsSettings::default() };
     let tls = TlsServer::new(settings.load(dir.path()).unwrap());
     let short = Duration::from_millis(200);
-    let limits = ServerLimits { read_timeout: short, write_timeout: short, ..limits() };
-    let fixture = Fixture::start_tls(limits, Some(tls));
+    let limits = ServerLimits { write_timeout: short, ..limits() };
+    let fixture = Fixture::start_tls(limits.clone(), Some(tls));
     let roots = {
         use rustls::pki_types::pem::PemObject;
         let mut roots = rustls::RootCertStore::empty();
@@ -600,8 +606,10 @@ async fn a_tls_client_that_stops_reading_or_never_speaks_http2_is_cut() {
     };
     let mut deaf = connect(b"http/1.1").await;
     deaf.write_all(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
-    let _mute = connect(b"h2").await;
     fixture.eventually("io_timeouts_total{service=\"t\",op=\"write\"}", 1).await;
+    let _mute = connect(b"h2").await;
+    // From now on: a handshake may take its time on a slow machine.
+    fixture.server.set_limits(ServerLimits { read_timeout: short, ..limits });
     fixture.eventually("io_timeouts_total{service=\"t\",op=\"read\"}", 1).await;
     fixture.eventually("connections_open{service=\"t\"}", 0).await;
 }

@@ -1,6 +1,7 @@
 //! Streams: resume, pruned, forked, lagging; over server-sent events and WebSocket.
 
 use super::{OPEN, Registry};
+use crate::http2::{DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS, WINDOW_UPDATE, frame, read_frame};
 use ron_testkit::get;
 use serde_json::{Value, json};
 use std::io::{Read as _, Write as _};
@@ -143,4 +144,48 @@ fn the_same_comes_over_websocket() {
     socket.write_all(&[0x88, 0x80, 0, 0, 0, 0]).unwrap();
     assert_eq!(message(&mut socket).0, 8, "and a close");
     assert_eq!(get(&registry.address(), "/registry/ws").reason(), "malformed");
+}
+
+#[test]
+fn a_reader_that_takes_nothing_for_too_long_is_told_what_it_missed() {
+    let registry = Registry::start(&format!(
+        "{OPEN}stream = {{ stall = \"300ms\", buffer = 4 }}\nlimits = {{ write_timeout = \"60s\" }}"
+    ));
+    let mut socket = TcpStream::connect(registry.address()).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    // It takes 300 bytes, which is more than one event, and then no more.
+    let window = 300usize;
+    socket
+        .write_all(&frame(SETTINGS, 0, 0, &[&[0, 4][..], &(window as u32).to_be_bytes()].concat()))
+        .unwrap();
+    let path = "/registry/stream";
+    let get = [&b"\x82\x86\x04"[..], &[path.len() as u8], path.as_bytes(), b"\x41\x01a"].concat();
+    socket.write_all(&frame(HEADERS, END_STREAM | END_HEADERS, 1, &get)).unwrap();
+    let mut text = String::new();
+    let mut until = |socket: &mut TcpStream, holds: &dyn Fn(&str) -> bool| {
+        while !holds(&text) {
+            let (kind, flags, _, payload) = read_frame(socket).expect("the stream goes on");
+            match kind {
+                DATA => text += std::str::from_utf8(&payload).unwrap(),
+                SETTINGS if flags == 0 => socket.write_all(&frame(SETTINGS, 1, 0, b"")).unwrap(),
+                _ => {}
+            }
+        }
+        text.clone()
+    };
+    registry.node.eventually("the stream is open", |_| registry.metric("stream_clients") == 1.0);
+    registry.committed(40);
+    let taken = until(&mut socket, &|text| text.len() == window);
+    assert!(taken.contains("\"version\":1}") || taken.contains("\"version\":1,"), "{taken}");
+    assert_eq!(registry.metric("stream_lagged_total"), 0.0);
+    // What it is handed next has waited for it longer than the stall.
+    std::thread::sleep(Duration::from_millis(400));
+    socket.write_all(&frame(WINDOW_UPDATE, 0, 1, &1_000_000u32.to_be_bytes())).unwrap();
+    let rest = until(&mut socket, &|text| text.contains("\"version\":40"));
+    let (before, lagged) = rest.split_once("event: registry.lagged\ndata: ").expect("it is told");
+    let told = before.matches("event: registry.update").count() as u64;
+    let lagged: Value = serde_json::from_str(lagged.lines().next().unwrap()).unwrap();
+    assert_eq!(lagged, json!({"from": told + 1, "to": 39}), "and goes on with HEAD");
+    assert_eq!(registry.metric("stream_lagged_total"), 1.0);
 }

@@ -250,6 +250,7 @@ fn a_dead_witness_holds_up_nobody_and_is_asked_again() {
         .node
         .eventually("both have cosigned", |_| cosignatures(&registry.checkpoint().0, &both) == Ok(2));
     assert_eq!(registry.checkpoint().1, size);
+    assert!(registry.metric("backoff_retries_total{service=\"registry\",op=\"witness\"}") > 0.0);
     one.set(Mood::Silent);
     two.set(Mood::Down);
     registry.restart("KILL");

@@ -1,0 +1,365 @@
+//! Sites: a whole host through the cache, as RFC 9111 has it.
+
+use crate::edge::{Edge, config};
+use crate::edge_fill::{certificates, start_tls};
+use ron_testkit::{Answer, Client, Node, Origin, Script, get, request};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// An edge with one site, whose origin speaks plain HTTP.
+struct Site {
+    edge: Edge,
+    origin: Origin,
+}
+
+fn table(origin: &Origin) -> String {
+    format!(
+        "[[edge.sites]]\nhosts = [\"test\"]\norigin = \"{}\"\nallow_http = true\nallow_private = true\n",
+        origin.url()
+    )
+}
+
+impl Site {
+    fn start(choose: impl Fn(&str) -> Script + Send + Sync + 'static) -> Site {
+        Site::with("", choose)
+    }
+
+    fn with(tables: &str, choose: impl Fn(&str) -> Script + Send + Sync + 'static) -> Site {
+        let origin = Origin::start(choose);
+        // Patient unless a test is about that: the machine may be slow.
+        let patience = match tables.contains("[edge.ingress]") {
+            true => "",
+            false => "[edge.ingress]\ntimeout = \"30s\"\n[edge.fill]\ndeadline = \"30s\"\n",
+        };
+        let tables = format!("{tables}\n{patience}{}", table(&origin));
+        let edge = Edge::of(Node::start(&["edge"], &config("", &tables)));
+        Site { edge, origin }
+    }
+
+    fn get(&self, path: &str) -> Answer {
+        self.edge.get(path, &[])
+    }
+
+    fn status(&self, path: &str) -> String {
+        self.get(path).header("cache-status").unwrap_or_default().to_owned()
+    }
+}
+
+fn ok(fields: &str, body: &[u8]) -> Script {
+    Script::Answer(format!("200 OK\r\n{fields}"), body.to_vec())
+}
+
+#[test]
+fn a_site_passes_unchanged_and_what_may_be_stored_is_reused() {
+    let site = Site::start(|path| match path {
+        "/page" => ok(
+            "Cache-Control: max-age=60\r\nETag: W/\"own\"\r\nContent-Type: text/x-own\r\nX-Own: 1\r\nSet-Cookie: a=b\r\n",
+            b"a page",
+        ),
+        "/private" => ok("Cache-Control: private, max-age=60\r\n", b"for you"),
+        "/error" => Script::Answer("500 Oops\r\n".to_owned(), b"oops".to_vec()),
+        _ => ok("Cache-Control: max-age=60\r\n", b"other"),
+    });
+    let first = site.get("/page");
+    assert_eq!((first.status, first.text().as_str()), (200, "a page"));
+    assert_eq!(
+        (first.header("etag"), first.header("x-own"), first.header("set-cookie")),
+        (Some("W/\"own\""), Some("1"), Some("a=b"))
+    );
+    assert_eq!(first.header("content-type"), Some("text/x-own"));
+    assert_eq!(
+        (first.header("via"), first.header("cache-status")),
+        (Some("1.1 ron"), Some("ron-edge; fwd=uri-miss; stored"))
+    );
+    assert_eq!(
+        (first.header("x-content-type-options"), first.header("repr-digest")),
+        (None, None),
+        "it is the site's own"
+    );
+    let again = site.get("/page");
+    assert_eq!(
+        (again.text().as_str(), again.header("etag"), again.header("x-own")),
+        ("a page", Some("W/\"own\""), Some("1"))
+    );
+    assert!(
+        again.header("age").is_some()
+            && again.header("cache-status").unwrap().starts_with("ron-edge; hit; ttl=")
+    );
+    assert!(again.header("x-corr-id").is_some());
+    assert_eq!(site.origin.count("/page"), 1);
+    assert_eq!(site.edge.get("/page", &[("If-None-Match", "\"own\"")]).status, 304);
+    let part = site.edge.get("/page", &[("Range", "bytes=2-3")]);
+    assert_eq!(
+        (part.status, part.text().as_str(), part.header("content-range")),
+        (206, "pa", Some("bytes 2-3/6"))
+    );
+    let head = request(&site.edge.address(), "HEAD", "/page", &[], b"").unwrap();
+    assert_eq!((head.status, head.header("content-length")), (200, Some("6")));
+    assert_eq!(site.origin.count("/page"), 1);
+    assert_eq!(site.status("/private"), "ron-edge; fwd=uri-miss; detail=private");
+    site.get("/private");
+    assert_eq!(site.origin.count("/private"), 2);
+    assert_eq!((site.get("/error").status, site.get("/error").text().as_str()), (500, "oops"));
+    for (result, least) in [("hit", 4.0), ("fill", 1.0), ("miss", 4.0)] {
+        assert!(
+            site.edge.node.metric(&format!("edge_cache_total{{result=\"{result}\"}}")) >= least,
+            "{result}"
+        );
+    }
+}
+
+#[test]
+fn what_is_not_read_passes_through_and_other_hosts_are_not_served() {
+    let site = Site::start(|_| Script::Echo);
+    let echoed = site.edge.send(
+        "POST",
+        "/echo",
+        &[("Connection", "x-hop"), ("X-Hop", "1"), ("X-Kept", "2")],
+        b"a body",
+    );
+    let text = echoed.text().to_lowercase();
+    assert!(text.ends_with("a body") && text.contains("x-kept: 2") && !text.contains("x-hop"), "{text}");
+    assert!(text.contains("x-forwarded-host: test") && text.contains("x-forwarded-for: 127.0.0.1"), "{text}");
+    assert!(text.contains("via: 1.1 ron") && text.contains("request-timeout: "), "{text}");
+    // Other hosts are not served, and what is ours is ours on every host.
+    let mut client = Client::connect(&site.edge.address()).unwrap();
+    client.send(b"GET /page HTTP/1.1\r\nHost: other\r\n\r\n").unwrap();
+    assert_eq!(client.read_answer("GET").unwrap().status, 404);
+    assert_eq!(site.get("/edge/assets/x").reason(), "not_allowed");
+    let large = site.edge.send("POST", "/echo", &[], &vec![0; (1 << 20) + 1]);
+    assert_eq!((large.status, large.reason()), (413, "body_cap"));
+}
+
+#[test]
+fn a_response_is_kept_over_a_kill_and_purged_by_path_prefix_and_key() {
+    let mut site = Site::start(|path| {
+        let key = if path.starts_with("/k") { "Surrogate-Key: news front\r\n" } else { "" };
+        ok(&format!("Cache-Control: max-age=600\r\n{key}"), path.as_bytes())
+    });
+    let paths = ["/a", "/a?x=1", "/b/1", "/b/2", "/k1", "/k2"];
+    for path in paths {
+        assert_eq!(site.get(path).text(), path);
+    }
+    site.edge.node.signal("KILL");
+    site.edge.node.wait();
+    let dir = std::mem::replace(&mut site.edge.node.dir, tempfile::tempdir().unwrap());
+    let _ = std::fs::remove_file(dir.path().join("addresses.json"));
+    site.edge.node = Node::spawn(dir, &["run", "edge", "--config", "ron.toml"], &[]);
+    for path in paths {
+        let answer = site.get(path);
+        assert!(
+            answer.text() == path && answer.header("cache-status").unwrap().starts_with("ron-edge; hit"),
+            "{path}"
+        );
+    }
+    let purge =
+        |body: &str| site.edge.send("POST", "/edge/purge", &[], body.as_bytes()).json()["removed"].clone();
+    assert_eq!(purge(r#"{"path":"/a?x=1"}"#), 1);
+    assert_eq!(
+        (purge(r#"{"path":"/a"}"#), purge(r#"{"prefix":"/b/"}"#), purge(r#"{"key":"front"}"#)),
+        (1.into(), 2.into(), 2.into())
+    );
+    assert_eq!(purge(r#"{"prefix":"/"}"#), 0);
+    for path in paths {
+        site.get(path);
+        assert_eq!(site.origin.count(path), 2, "{path}");
+    }
+}
+
+#[test]
+fn a_herd_is_collapsed_and_a_private_answer_is_not_shared() {
+    let number = Arc::new(AtomicUsize::new(0));
+    let counted = number.clone();
+    let pause = Duration::from_millis(300);
+    let limits = "[edge.ingress]\nmax_inflight = 2000\nmax_conns_per_ip = 2000\nrps_limit = 0\ntimeout = \"20s\"\n[edge.fill]\ndeadline = \"20s\"";
+    let site = Site::with(limits, move |path| match path {
+        "/shared" => {
+            Script::Late(pause, "200 OK\r\nCache-Control: max-age=60\r\n".to_owned(), vec![7; 30_000])
+        }
+        "/vary" => Script::Late(
+            pause,
+            "200 OK\r\nCache-Control: max-age=60\r\nVary: X-Who\r\n".to_owned(),
+            b"v".to_vec(),
+        ),
+        _ => {
+            let number = counted.fetch_add(1, Ordering::SeqCst);
+            Script::Late(
+                pause,
+                "200 OK\r\nCache-Control: private\r\n".to_owned(),
+                number.to_string().into_bytes(),
+            )
+        }
+    });
+    let herd = |path: &str, clients: usize, who: &dyn Fn(usize) -> String| -> Vec<Answer> {
+        let mut all: Vec<Client> =
+            (0..clients).map(|_| Client::connect(&site.edge.address()).unwrap()).collect();
+        for (n, client) in all.iter_mut().enumerate() {
+            client
+                .send(format!("GET {path} HTTP/1.1\r\nHost: test\r\nX-Who: {}\r\n\r\n", who(n)).as_bytes())
+                .unwrap();
+        }
+        all.iter_mut().map(|client| client.read_answer("GET").unwrap()).collect()
+    };
+    let shared = herd("/shared", 100, &|_| "a".to_owned());
+    assert!(shared.iter().all(|answer| answer.status == 200 && answer.body == vec![7; 30_000]));
+    assert_eq!(site.origin.count("/shared"), 1);
+    assert!(
+        shared
+            .iter()
+            .any(|answer| answer.header("cache-status") == Some("ron-edge; fwd=uri-miss; collapsed"))
+    );
+    assert!(site.edge.node.metric("edge_cache_total{result=\"collapsed\"}") >= 50.0);
+    let private = herd("/private", 5, &|_| "a".to_owned());
+    let mut texts: Vec<String> = private.iter().map(Answer::text).collect();
+    texts.sort();
+    texts.dedup();
+    assert_eq!((texts.len(), site.origin.count("/private")), (5, 5), "each has its own");
+    let varied = herd("/vary", 6, &|n| (n % 2).to_string());
+    assert!(varied.iter().all(|answer| answer.status == 200));
+    assert!((2..=4).contains(&site.origin.count("/vary")), "{}", site.origin.count("/vary"));
+}
+
+#[test]
+fn stale_responses_are_confirmed_refreshed_behind_the_back_and_stand_in() {
+    let version = Arc::new(AtomicUsize::new(1));
+    let now = version.clone();
+    let site = Site::with("[edge.retry]\ntries = 1", move |path| {
+        let version = now.load(Ordering::SeqCst);
+        let tag = format!("ETag: \"{version}\"\r\n");
+        let body = version.to_string().into_bytes();
+        match (path, version) {
+            ("/swr", _) => Script::Answer(
+                format!("200 OK\r\nCache-Control: max-age=0, stale-while-revalidate=600\r\n{tag}"),
+                body,
+            ),
+            ("/sie", 3) => Script::Answer("503 Busy\r\n".to_owned(), Vec::new()),
+            ("/sie", _) => Script::Answer(
+                format!("200 OK\r\nCache-Control: max-age=0, stale-if-error=600\r\n{tag}"),
+                body,
+            ),
+            ("/tag", 2) => Script::Answer(
+                "304 Not Modified\r\nETag: \"1\"\r\nX-New: 2\r\nCache-Control: max-age=600\r\n".to_owned(),
+                Vec::new(),
+            ),
+            _ => Script::Answer(format!("200 OK\r\nCache-Control: no-cache\r\n{tag}"), body),
+        }
+    });
+    let text = |path: &str| site.get(path).text();
+    assert_eq!((text("/swr"), text("/sie"), text("/tag")), ("1".into(), "1".into(), "1".into()));
+    version.store(2, Ordering::SeqCst);
+    let confirmed = site.get("/tag");
+    assert_eq!((confirmed.text().as_str(), confirmed.header("x-new")), ("1", Some("2")));
+    assert_eq!(confirmed.header("cache-status"), Some("ron-edge; fwd=stale; fwd-status=304"));
+    assert!(site.origin.last().to_lowercase().contains("if-none-match: \"1\""));
+    assert!(site.status("/tag").starts_with("ron-edge; hit"), "good again, as the 304 says");
+    assert_eq!(text("/swr"), "1");
+    site.edge.node.eventually("it is refreshed", |_| text("/swr") == "2");
+    version.store(3, Ordering::SeqCst);
+    let stale = site.get("/sie");
+    assert!(stale.text() == "1" || stale.text() == "2", "{}", stale.text());
+    assert!(stale.header("cache-status").unwrap().contains("stale-if-error"));
+    assert!(site.edge.node.metric("edge_cache_total{result=\"stale\"}") >= 2.0);
+    let only = site.edge.get("/never", &[("Cache-Control", "only-if-cached")]);
+    assert_eq!((only.status, site.origin.count("/never")), (504, 0));
+}
+
+#[test]
+fn an_unsafe_request_makes_the_cache_forget_and_head_is_heard() {
+    let site = Site::start(|path| match path {
+        "/moved" => Script::Answer("201 Created\r\nLocation: /list\r\n".to_owned(), Vec::new()),
+        _ => ok("Cache-Control: max-age=600\r\nETag: \"1\"\r\n", b"x"),
+    });
+    for path in ["/list", "/doc"] {
+        site.get(path);
+        assert!(site.status(path).starts_with("ron-edge; hit"));
+    }
+    assert_eq!(site.edge.send("PUT", "/doc", &[], b"new").status, 200);
+    assert_eq!(site.edge.send("POST", "/moved", &[], b"new").status, 201);
+    assert!(site.status("/doc").contains("fwd=uri-miss") && site.status("/list").contains("fwd=uri-miss"));
+    let head = request(&site.edge.address(), "HEAD", "/other", &[], b"").unwrap();
+    assert_eq!((head.status, head.body.len(), head.header("content-length")), (200, 0, Some("1")));
+}
+
+#[test]
+fn parts_of_a_response_are_kept_and_completed() {
+    let seen = Arc::new(AtomicUsize::new(0));
+    let counted = seen.clone();
+    let site = Site::start(move |_| {
+        let head = "206 Partial Content\r\nCache-Control: max-age=600\r\nETag: \"1\"\r\n";
+        match counted.fetch_add(1, Ordering::SeqCst) {
+            0 => Script::Answer(format!("{head}Content-Range: bytes 0-4/10\r\n"), b"01234".to_vec()),
+            1 => Script::Answer(format!("{head}Content-Range: bytes 5-9/10\r\n"), b"56789".to_vec()),
+            _ => Script::HangUp,
+        }
+    });
+    let first = site.edge.get("/x", &[("Range", "bytes=0-4")]);
+    assert_eq!((first.status, first.text().as_str()), (206, "01234"));
+    let within = site.edge.get("/x", &[("Range", "bytes=1-3")]);
+    assert_eq!((within.status, within.text().as_str()), (206, "123"), "of what is here");
+    assert_eq!(seen.load(Ordering::SeqCst), 1);
+    let whole = site.get("/x");
+    assert_eq!((whole.status, whole.text().as_str()), (200, "0123456789"), "completed");
+    assert!(site.origin.last().to_lowercase().contains("range: bytes=5-"), "{}", site.origin.last());
+    let across = site.edge.get("/x", &[("Range", "bytes=3-6")]);
+    assert_eq!((across.status, across.text().as_str()), (206, "3456"));
+    assert_eq!(seen.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn a_flipped_bit_is_fetched_again_and_offline_serves_what_is_there() {
+    let site =
+        Site::with("[edge.cas]\nverify = \"always\"", |_| ok("Cache-Control: max-age=600\r\n", &[5; 70_000]));
+    assert_eq!(site.get("/x").body, [5; 70_000]);
+    let mut folders = vec![site.edge.node.dir.path().join("cas/b3")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if entry.is_dir() {
+                folders.push(entry);
+            } else if entry.extension().is_none() {
+                let mut bytes = std::fs::read(&entry).unwrap();
+                bytes[3] ^= 4;
+                std::fs::write(&entry, bytes).unwrap();
+            }
+        }
+    }
+    assert_eq!((site.get("/x").body, site.origin.count("/x")), (vec![5; 70_000], 2));
+    site.edge.node.write_config(&config(
+        "mode = \"offline\"",
+        &format!("[edge.cas]\nverify = \"always\"\n{}", table(&site.origin)),
+    ));
+    assert_eq!(site.edge.node.admin_post("/admin/reload", "").status, 200);
+    assert_eq!(site.get("/x").body.len(), 70_000);
+    assert_eq!(
+        (site.get("/y").reason(), site.edge.send("POST", "/y", &[], b"x").reason()),
+        ("not_found", "not_found")
+    );
+    assert_eq!(site.origin.count("/y"), 0);
+}
+
+#[test]
+fn a_site_over_tls_is_asked_by_its_name_and_private_ones_only_if_allowed() {
+    let (certs, folder) = certificates();
+    let origin = start_tls(&folder, |_| ok("Cache-Control: max-age=60\r\n", b"over TLS"));
+    let port = origin.address.rsplit(':').next().unwrap();
+    let table = |keys: &str| {
+        format!(
+            "[[edge.sites]]\nhosts = [\"*\"]\norigin = \"https://localhost:{port}\"\nca_file = {:?}\nmax_inflight = 4\nrps = 0\n{keys}\n",
+            folder.join("ca.pem")
+        )
+    };
+    let edge = Edge::of(Node::start(&["edge"], &config("", &table("allow_private = true"))));
+    assert_eq!(edge.get("/x", &[]).text(), "over TLS");
+    assert!(origin.last().contains(&format!("host: localhost:{port}")));
+    edge.node.write_config(&config("", &table("")));
+    assert_eq!(edge.node.admin_post("/admin/reload", "").status, 200);
+    assert_eq!(edge.get("/y", &[]).reason(), "not_allowed");
+    let channels = get(&edge.node.admin(), "/debug/channels").json();
+    let work = channels["channels"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|row| row["name"] == "work" && row["service"] == "edge");
+    assert_eq!(work.unwrap()["capacity"], 512);
+    drop(certs);
+}

@@ -1,0 +1,457 @@
+//! One object on its way from its origin to whoever waits for it.
+//!
+//! A flight belongs to nobody: a worker brings it in, requests look on. They learn first how the answer begins, then
+//! read its bytes as they come, from memory while there are few and from the file that is being written beyond that.
+//! The last byte is held back until the object is in the store, so that who has it all can ask again and find it.
+
+use super::Failure;
+use crate::address::Address;
+use crate::cache::StoredHead;
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use ron_kernel::http::BodyError;
+use ron_kernel::inventory::{Inventory, LockSpec};
+use ron_kernel::lock::Lock;
+use ron_kernel::sync::Permit;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::File;
+use std::future::Future;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use tokio::sync::Notify;
+
+pub(crate) static FLIGHTS: LockSpec =
+    LockSpec { service: "edge", name: "routing_table", rank: 25, guards: "which objects are being fetched" };
+
+/// What is read from the file at a time.
+const PIECE: u64 = 256 << 10;
+
+/// How an answer begins.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    /// What is going to be stored; whoever it does not fit goes alone.
+    pub(crate) head: Option<StoredHead>,
+    /// The length of the content, where the origin says it.
+    pub(crate) len: Option<u64>,
+}
+
+/// What is known of a flight.
+#[derive(Clone, Debug)]
+pub(crate) enum News {
+    Begun(Arc<Begun>),
+    /// What is stored has been confirmed or replaced: look again.
+    Changed,
+    /// The answer is for one client alone, who takes it with [`Flight::take_alone`].
+    Alone,
+    Failed(Failure),
+}
+
+/// What has arrived whole.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Landed {
+    pub(crate) address: Address,
+    pub(crate) sha256: [u8; 32],
+    pub(crate) len: u64,
+    pub(crate) stored: bool,
+}
+
+#[derive(Debug)]
+struct State<P> {
+    news: Option<News>,
+    alone: Option<P>,
+    /// Bytes from `base` on.
+    chunks: Vec<Bytes>,
+    base: u64,
+    len: u64,
+    file: Option<Arc<File>>,
+    end: Option<Result<Landed, Failure>>,
+}
+
+/// See the module. `P` is the answer that only one client gets.
+#[derive(Debug)]
+pub(crate) struct Flight<P> {
+    key: String,
+    state: Mutex<State<P>>,
+    changed: Notify,
+}
+
+/// Where the next bytes are.
+enum Next {
+    Here(Bytes),
+    File(Arc<File>, Range<u64>),
+    End(Landed),
+}
+
+impl<P: Send> Flight<P> {
+    pub(crate) fn new(key: String) -> Arc<Flight<P>> {
+        let state =
+            State { news: None, alone: None, chunks: Vec::new(), base: 0, len: 0, file: None, end: None };
+        Arc::new(Flight { key, state: Mutex::new(state), changed: Notify::new() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<P>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State<P>) -> T) -> T {
+        let out = change(&mut self.state());
+        self.changed.notify_waiters();
+        out
+    }
+
+    /// Waits until `look` sees something.
+    async fn wait<T>(&self, look: impl Fn(&State<P>) -> Option<T>) -> T {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            // From here on a change is not missed.
+            changed.as_mut().enable();
+            if let Some(seen) = look(&self.state()) {
+                return seen;
+            }
+            changed.await;
+        }
+    }
+
+    /// Whether it is known how it begins.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.state().news.is_some()
+    }
+
+    /// How it begins. Cancel-safe.
+    pub(crate) async fn news(&self) -> News {
+        self.wait(|state| state.news.clone()).await
+    }
+
+    /// Waits until it has all arrived, or is known to be longer than this; `None` for the latter. Cancel-safe.
+    pub(crate) async fn landed(&self, len_max: u64) -> Option<Result<Landed, Failure>> {
+        self.wait(|state| match &state.end {
+            Some(end) => Some(Some(end.clone())),
+            None if state.len > len_max => Some(None),
+            None => None,
+        })
+        .await
+    }
+
+    /// All bytes of an object that has landed, if they are in memory.
+    pub(crate) fn bytes(&self) -> Option<Bytes> {
+        let state = self.state();
+        (state.base == 0 && state.end.is_some()).then(|| match &state.chunks[..] {
+            [one] => one.clone(),
+            many => many.concat().into(),
+        })
+    }
+
+    pub(crate) fn tell(&self, news: News) {
+        self.change(|state| state.news = Some(news));
+    }
+
+    /// Leaves an answer for the one client that it is for.
+    pub(crate) fn leave(&self, answer: P) {
+        self.change(|state| (state.alone, state.news) = (Some(answer), Some(News::Alone)));
+    }
+
+    /// That answer, for whoever comes first.
+    pub(crate) fn take_alone(&self) -> Option<P> {
+        self.state().alone.take()
+    }
+
+    pub(crate) fn push(&self, bytes: Bytes) {
+        if !bytes.is_empty() {
+            self.change(|state| {
+                state.len += bytes.len() as u64;
+                state.chunks.push(bytes);
+            });
+        }
+    }
+
+    /// So many bytes are in the file; more than `keep` of them need not stay in memory.
+    pub(crate) fn spill(&self, file: &Arc<File>, written: u64, keep: u64) {
+        let mut state = self.state();
+        if state.len <= keep {
+            return;
+        }
+        state.file = Some(file.clone());
+        while let Some(first) = state.chunks.first().map(|chunk| chunk.len() as u64)
+            && state.base + first <= written
+        {
+            state.base += first;
+            state.chunks.remove(0);
+        }
+    }
+
+    pub(crate) fn end(&self, end: Result<Landed, Failure>) {
+        self.change(|state| {
+            if let (Err(failure), None) = (&end, &state.news) {
+                state.news = Some(News::Failed(failure.clone()));
+            }
+            state.end.get_or_insert(end);
+        });
+    }
+
+    /// What can be read at a place now. The last byte only when all is well.
+    fn next(state: &State<P>, at: u64) -> Option<Result<Next, Failure>> {
+        let until = match &state.end {
+            Some(Err(failure)) => return Some(Err(failure.clone())),
+            Some(Ok(landed)) if at >= state.len => return Some(Ok(Next::End(*landed))),
+            Some(Ok(_)) => state.len,
+            None => state.len.saturating_sub(1),
+        };
+        if at >= until {
+            return None;
+        }
+        if at < state.base
+            && let Some(file) = &state.file
+        {
+            return Some(Ok(Next::File(file.clone(), at..state.base.min(at + PIECE).min(until))));
+        }
+        let mut begin = state.base;
+        for chunk in &state.chunks {
+            let end = begin + chunk.len() as u64;
+            if at < end {
+                let index = |at: u64| usize::try_from(at - begin).unwrap_or(usize::MAX).min(chunk.len());
+                return Some(Ok(Next::Here(chunk.slice(index(at)..index(until.min(end))))));
+            }
+            begin = end;
+        }
+        None
+    }
+
+    /// The next bytes from a place on; none at the end, which says what it all came to. Cancel-safe.
+    async fn read(self: Arc<Self>, at: u64) -> Result<(Bytes, Option<Landed>), Failure> {
+        match self.wait(|state| Flight::next(state, at)).await? {
+            Next::Here(bytes) => Ok((bytes, None)),
+            Next::End(landed) => Ok((Bytes::new(), Some(landed))),
+            Next::File(file, range) => {
+                let read = tokio::task::spawn_blocking(move || {
+                    let len = usize::try_from(range.end - range.start).map_err(std::io::Error::other)?;
+                    let mut buffer = vec![0; len];
+                    file.read_exact_at(&mut buffer, range.start).map(|()| buffer)
+                });
+                match read.await {
+                    Ok(Ok(buffer)) => Ok((buffer.into(), None)),
+                    Ok(Err(error)) => Err(Failure::Store(error.to_string())),
+                    Err(lost) => Err(Failure::Store(lost.to_string())),
+                }
+            }
+        }
+    }
+}
+
+/// The flights that others may join.
+#[derive(Debug)]
+pub(crate) struct Flights<P> {
+    table: Lock<HashMap<String, Arc<Flight<P>>>>,
+}
+
+impl<P: Send> Flights<P> {
+    pub(crate) fn new(inventory: &Inventory) -> Flights<P> {
+        Flights { table: Lock::new(inventory, &FLIGHTS, HashMap::new()) }
+    }
+
+    /// The flight for a key, and whether the caller has to see to it that it takes off.
+    pub(crate) fn join(&self, key: &str) -> (Arc<Flight<P>>, bool) {
+        match self.table.lock().entry(key.to_owned()) {
+            Entry::Occupied(entry) => (entry.get().clone(), false),
+            Entry::Vacant(entry) => (entry.insert(Flight::new(key.to_owned())).clone(), true),
+        }
+    }
+
+    fn leave(&self, flight: &Arc<Flight<P>>) {
+        let mut table = self.table.lock();
+        if table.get(&flight.key).is_some_and(|known| Arc::ptr_eq(known, flight)) {
+            table.remove(&flight.key);
+        }
+    }
+}
+
+/// Whoever brings a flight in holds this: however its task ends, nobody waits for ever.
+#[derive(Debug)]
+pub(crate) struct Pilot<P: Send> {
+    pub(crate) flight: Arc<Flight<P>>,
+    flights: Option<Arc<Flights<P>>>,
+}
+
+impl<P: Send> Pilot<P> {
+    pub(crate) fn new(flight: Arc<Flight<P>>, flights: Option<Arc<Flights<P>>>) -> Pilot<P> {
+        Pilot { flight, flights }
+    }
+}
+
+impl<P: Send> Drop for Pilot<P> {
+    fn drop(&mut self) {
+        if let Some(flights) = &self.flights {
+            flights.leave(&self.flight);
+        }
+        // Nothing of it if it has ended already.
+        let open = {
+            let state = self.flight.state();
+            state.end.is_none() && !matches!(state.news, Some(News::Changed | News::Alone | News::Failed(_)))
+        };
+        if open {
+            self.flight.end(Err(Failure::Lost));
+        }
+    }
+}
+
+type Reading = Pin<Box<dyn Future<Output = Result<(Bytes, Option<Landed>), Failure>> + Send>>;
+/// Fields to send behind a body.
+type Trailers = fn(&Landed) -> HeaderMap;
+
+/// A flight as the body of an answer.
+pub(crate) struct FlightBody<P> {
+    flight: Arc<Flight<P>>,
+    at: u64,
+    len: Option<u64>,
+    reading: Option<Reading>,
+    trailers: Option<Trailers>,
+    ended: bool,
+    _permit: Permit,
+}
+
+impl<P: Send + 'static> FlightBody<P> {
+    pub(crate) fn new(
+        flight: Arc<Flight<P>>,
+        len: Option<u64>,
+        trailers: Option<Trailers>,
+        permit: Permit,
+    ) -> FlightBody<P> {
+        FlightBody { flight, at: 0, len, reading: None, trailers, ended: false, _permit: permit }
+    }
+}
+
+impl<P: Send + 'static> HttpBody for FlightBody<P> {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = &mut *self;
+        if this.ended {
+            return Poll::Ready(None);
+        }
+        let (flight, at) = (&this.flight, this.at);
+        let reading = this.reading.get_or_insert_with(|| Box::pin(flight.clone().read(at)));
+        let read = ready!(reading.as_mut().poll(cx));
+        this.reading = None;
+        match read {
+            Ok((bytes, None)) => {
+                this.at += bytes.len() as u64;
+                Poll::Ready(Some(Ok(Frame::data(bytes))))
+            }
+            Ok((_, Some(landed))) => {
+                this.ended = true;
+                Poll::Ready(this.trailers.map(|trailers| Ok(Frame::trailers(trailers(&landed)))))
+            }
+            Err(failure) => {
+                this.ended = true;
+                // The stream is cut: a client must not take half an object for a whole one.
+                Poll::Ready(Some(Err(BodyError::Upstream(failure.to_string()))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.len.map_or_else(SizeHint::default, |len| SizeHint::with_exact(len.saturating_sub(self.at)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ron_kernel::metrics::Metrics;
+    use std::io::Write as _;
+
+    fn landed(len: u64) -> Landed {
+        Landed { address: Address([0; 32]), sha256: [0; 32], len, stored: true }
+    }
+
+    async fn all(flight: &Arc<Flight<()>>) -> Result<Vec<u8>, Failure> {
+        let mut out = Vec::new();
+        loop {
+            match flight.clone().read(out.len() as u64).await? {
+                (_, Some(_)) => return Ok(out),
+                (bytes, None) => out.extend_from_slice(&bytes),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn the_last_byte_waits_for_the_store() {
+        let flight = Flight::<()>::new("k".to_owned());
+        flight.push(Bytes::from_static(b"abc"));
+        assert_eq!(flight.clone().read(0).await.unwrap().0, "ab");
+        let waiting = flight.clone().read(2);
+        tokio::pin!(waiting);
+        assert!(std::future::poll_fn(|cx| Poll::Ready(waiting.as_mut().poll(cx).is_pending())).await);
+        flight.end(Ok(landed(3)));
+        assert_eq!(waiting.await.unwrap().0, "c");
+        assert_eq!(all(&flight).await.unwrap(), b"abc");
+        assert_eq!(flight.bytes().unwrap(), "abc");
+    }
+
+    #[tokio::test]
+    async fn what_is_long_is_read_from_its_file_by_any_number() {
+        let whole: Vec<u8> = (0..700_000u32).flat_map(u32::to_le_bytes).collect();
+        let flight = Flight::<()>::new("k".to_owned());
+        let mut file = tempfile::tempfile().unwrap();
+        let readers: Vec<_> = (0..3).map(|_| Box::pin(all(&flight))).collect();
+        let writing = async {
+            let shared = Arc::new(file.try_clone().unwrap());
+            let mut written = 0;
+            for chunk in whole.chunks(100_000) {
+                flight.push(Bytes::copy_from_slice(chunk));
+                file.write_all(chunk).unwrap();
+                written += chunk.len() as u64;
+                flight.spill(&shared, written, 150_000);
+                assert!(flight.state().chunks.len() <= 1 || written < 300_000);
+                tokio::task::yield_now().await;
+            }
+            flight.end(Ok(landed(written)));
+        };
+        let reading = async {
+            for reader in readers {
+                assert!(reader.await.unwrap() == whole);
+            }
+        };
+        tokio::join!(writing, reading);
+        assert!(all(&flight).await.unwrap() == whole, "also for who comes late");
+        assert!(flight.bytes().is_none());
+    }
+
+    #[tokio::test]
+    async fn one_brings_it_in_and_a_lost_one_is_told_to_all() {
+        let flights = Arc::new(Flights::<()>::new(&Inventory::new(Metrics::default())));
+        let (flight, first) = flights.join("k");
+        let (same, second) = flights.join("k");
+        assert!(first && !second && Arc::ptr_eq(&flight, &same));
+        drop(Pilot::new(flight.clone(), Some(flights.clone())));
+        assert!(matches!(same.news().await, News::Failed(Failure::Lost)));
+        assert!(flights.join("k").1, "the next one takes off anew");
+        flight.push(Bytes::from_static(b"x"));
+        assert!(matches!(all(&flight).await, Err(Failure::Lost)), "cut, never taken for whole");
+    }
+
+    #[tokio::test]
+    async fn a_private_answer_goes_to_one_only() {
+        let flight = Flight::<u8>::new("k".to_owned());
+        flight.leave(7);
+        assert!(matches!(flight.news().await, News::Alone));
+        assert_eq!((flight.take_alone(), flight.take_alone()), (Some(7), None));
+        drop(Pilot::new(flight.clone(), None));
+        assert!(matches!(flight.news().await, News::Alone));
+    }
+}

@@ -1,0 +1,172 @@
+//! Bytes from an origin into the store, seen by everybody who waits for them.
+
+use super::{Counters, Failure, Flight};
+use crate::cas::{Arrived, Cas, CasError, Upload};
+use bytes::BytesMut;
+use ron_kernel::admission::decode::{Coding, DecodeGuard, DecodeLimits};
+use ron_kernel::http::client::Payload;
+use ron_kernel::http::{Body, BodyError};
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What is gathered before it is written, off the runtime.
+const STRETCH: usize = 256 << 10;
+
+/// The bounds of one object.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caps {
+    pub(crate) bytes_max: u64,
+    /// So many bytes stay in memory for those who look on.
+    pub(crate) keep: u64,
+    pub(crate) stall: Duration,
+    pub(crate) decode: DecodeLimits,
+}
+
+impl Caps {
+    /// Whether an object of this length can be taken in.
+    pub(super) fn check(&self, cas: &Cas, len: u64) -> Result<(), Failure> {
+        if len > self.bytes_max {
+            return Err(Failure::TooLarge);
+        }
+        Ok(cas.can_hold(len)?)
+    }
+}
+
+/// What came.
+#[derive(Debug)]
+pub(crate) enum Pumped {
+    Whole(Arrived),
+    /// It broke off; what had come until then, if it is worth anything.
+    Broken(Failure, Option<Arrived>),
+}
+
+/// Moves a payload to its end. The caller tells the flight how it ended, once that is durable.
+pub(crate) async fn pump(
+    cas: &Arc<Cas>,
+    flight: &Flight,
+    payload: Payload,
+    codings: &[Coding],
+    caps: Caps,
+    counters: &Counters,
+) -> Pumped {
+    let body = match payload {
+        Payload::Whole(bytes) => Body::full(bytes),
+        Payload::Stream(stream) => Body::stream(stream),
+        Payload::Upgraded(_) => {
+            return Pumped::Broken(Failure::Upstream("it changed the protocol".to_owned()), None);
+        }
+    };
+    let decoder = (!codings.is_empty()).then(|| DecodeGuard::new(codings, caps.decode));
+    let mut inflow =
+        Inflow { cas, flight, caps, upload: None, file: None, held: BytesMut::new(), len: 0, decoder };
+    let moved = inflow.run(body, counters).await;
+    let (cas, upload, rest) = (cas.clone(), inflow.upload.take(), inflow.held.split());
+    let worth = moved.is_ok() || inflow.len > 0 && inflow.decoder.is_none();
+    let arrived = if worth {
+        blocking(&cas.clone(), move || {
+            let mut upload = upload.map_or_else(|| cas.upload(), Ok)?;
+            upload.write(&rest)?;
+            // What an origin has can be had again, so the disk is not waited for: what a power cut leaves of it is
+            // found out when it is read.
+            upload.finish(false)
+        })
+        .await
+        .map(Some)
+    } else {
+        Ok(None)
+    };
+    match (moved, arrived) {
+        (Ok(()), Ok(Some(arrived))) => Pumped::Whole(arrived),
+        (Ok(()), Ok(None)) => Pumped::Broken(Failure::Store("nothing was written".to_owned()), None),
+        (Ok(()), Err(failure)) => Pumped::Broken(failure, None),
+        (Err(failure), arrived) => Pumped::Broken(failure, arrived.ok().flatten()),
+    }
+}
+
+struct Inflow<'a> {
+    cas: &'a Arc<Cas>,
+    flight: &'a Flight,
+    caps: Caps,
+    upload: Option<Upload>,
+    file: Option<Arc<File>>,
+    held: BytesMut,
+    len: u64,
+    decoder: Option<DecodeGuard>,
+}
+
+impl Inflow<'_> {
+    async fn run(&mut self, mut body: Body, counters: &Counters) -> Result<(), Failure> {
+        loop {
+            let Ok(frame) = tokio::time::timeout(self.caps.stall, body.frame()).await else {
+                counters.timeouts.inc();
+                return Err(Failure::Upstream("it fell silent".to_owned()));
+            };
+            let Some(frame) = frame else { break };
+            let frame = frame.map_err(|error| match error {
+                BodyError::ReadTimeout => {
+                    counters.timeouts.inc();
+                    Failure::Upstream("it fell silent".to_owned())
+                }
+                error => Failure::Upstream(error.to_string()),
+            })?;
+            let Ok(data) = frame.into_data() else { continue };
+            let data = match &mut self.decoder {
+                None => data,
+                Some(decoder) => {
+                    let mut out = BytesMut::new();
+                    decoder.push(&data, &mut |piece| out.extend_from_slice(piece)).map_err(|error| {
+                        tracing::warn!(%error, "an origin's answer cannot be decoded");
+                        Failure::Decompress
+                    })?;
+                    out.freeze()
+                }
+            };
+            self.len += data.len() as u64;
+            self.caps.check(self.cas, self.len)?;
+            self.held.extend_from_slice(&data);
+            self.flight.push(data);
+            if self.held.len() >= STRETCH {
+                self.write().await?;
+            }
+        }
+        match &self.decoder {
+            Some(decoder) => decoder.finish().map_err(|error| Failure::Upstream(error.to_string())),
+            None => Ok(()),
+        }
+    }
+
+    async fn write(&mut self) -> Result<(), Failure> {
+        let (cas, upload, stretch) = (self.cas.clone(), self.upload.take(), self.held.split());
+        let first = self.file.is_none();
+        let (upload, file) = blocking(self.cas, move || {
+            let mut upload = upload.map_or_else(|| cas.upload(), Ok)?;
+            upload.write(&stretch)?;
+            let file = if first { upload.reader()? } else { None };
+            Ok((upload, file))
+        })
+        .await?;
+        self.file = file.map(Arc::new).or(self.file.take());
+        if let Some(file) = &self.file {
+            self.flight.spill(file, upload.len, self.caps.keep);
+        }
+        self.upload = Some(upload);
+        Ok(())
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    cas: &Arc<Cas>,
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<T, Failure> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done.map_err(|error| {
+            let error = CasError::from(error);
+            if matches!(error, CasError::Full) {
+                cas.note_full();
+            }
+            error.into()
+        }),
+        Err(lost) => Err(Failure::Store(lost.to_string())),
+    }
+}

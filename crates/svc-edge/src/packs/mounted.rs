@@ -1,0 +1,171 @@
+//! One generation of a pack: a file as it was when it was mounted, for as long as anybody reads it.
+
+use super::checked::{CheckedFile, Damage, Policy, Stamp};
+use crate::address::Address;
+use crate::pack::cache::Kept;
+use crate::pack::header::Section;
+use crate::pack::{Compression, DirectoryCache, Fault, Limits, Pack, PackError, ReadAt as _, TileCoord};
+use crate::semantics::{Coding, repr_digest};
+use bytes::Bytes;
+use http::HeaderValue;
+use sha2::{Digest as _, Sha256};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Tiles in memory, by the number of their generation and their place in it.
+pub(super) type TileCache = Kept<(u64, Section), Content>;
+
+/// How many look-ups of one MBTiles file go on at a time; a guess.
+const CONNECTIONS: usize = 4;
+/// The largest tile that is read and hashed without leaving the runtime.
+const READ_NOW: usize = 64 << 10;
+/// The first bytes of a file have a part in naming its generation.
+const FRONT: u64 = 16 << 10;
+
+/// What can be sent: bytes as they are stored, and what they are called.
+#[derive(Clone, Debug)]
+pub(crate) struct Content {
+    pub(crate) bytes: Bytes,
+    pub(crate) coding: Coding,
+    pub(crate) address: Address,
+    pub(crate) repr_digest: HeaderValue,
+}
+
+impl Content {
+    pub(crate) fn new(bytes: Bytes, coding: Coding) -> Content {
+        let address = Address::from(blake3::hash(&bytes));
+        let digest: [u8; 32] = Sha256::digest(&bytes).into();
+        let repr_digest = repr_digest(&digest).try_into().unwrap_or_else(|_| HeaderValue::from_static(""));
+        Content { bytes, coding, address, repr_digest }
+    }
+
+    /// The same without its coding.
+    pub(crate) fn decoded(&self, limits: Limits) -> Result<Content, Fault> {
+        let compression = match self.coding {
+            Coding::Identity => Compression::None,
+            Coding::Gzip => Compression::Gzip,
+            Coding::Brotli => Compression::Brotli,
+            Coding::Zstd => Compression::Zstd,
+        };
+        let bytes = compression.decode(self.bytes.clone(), limits.decoded_bytes)?;
+        Ok(Content::new(bytes, Coding::Identity))
+    }
+}
+
+/// What all packs share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) directories: Arc<DirectoryCache>,
+    pub(super) tiles: TileCache,
+    pub(super) limits: Limits,
+    pub(super) policy: Arc<Policy>,
+    /// Where trees are kept; `None` in memory.
+    pub(super) folder: Option<PathBuf>,
+    pub(super) mounts: AtomicU64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Mounted {
+    pub(crate) file: Arc<CheckedFile>,
+    pub(crate) pack: Pack<Arc<CheckedFile>>,
+    /// The same for the same file after a restart, another for another file.
+    pub(crate) generation: String,
+    shared: Arc<Shared>,
+    /// Which no other generation of this process has.
+    number: u64,
+    /// Bytes were found that are not those of the address.
+    pub(super) damaged: AtomicBool,
+    /// Why it has no address and gets none.
+    pub(super) unhashed: OnceLock<String>,
+}
+
+impl Mounted {
+    /// Opens a pack, by its header, metadata and root directory.
+    pub(super) fn open(path: &Path, shared: &Arc<Shared>) -> Result<Mounted, PackError> {
+        let folder = shared.folder.as_deref();
+        let file = Arc::new(CheckedFile::open(path, shared.policy.clone(), folder)?);
+        let pack = Pack::of(file.clone(), path, shared.limits, shared.directories.clone(), CONNECTIONS)?;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&file.stamp().bytes());
+        hasher.update(&file.read_at(0, usize::try_from(file.size().min(FRONT)).unwrap_or(0))?);
+        Ok(Mounted {
+            file,
+            pack,
+            generation: hasher.finalize().to_hex()[..16].to_owned(),
+            shared: shared.clone(),
+            number: shared.mounts.fetch_add(1, Ordering::Relaxed),
+            damaged: AtomicBool::new(false),
+            unhashed: OnceLock::new(),
+        })
+    }
+
+    pub(super) fn is_of(&self, stamp: Stamp) -> bool {
+        self.file.stamp() == stamp
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        self.shared.limits
+    }
+
+    /// A tile, if it can be had without waiting for a disk; the inner `None`: there is none.
+    pub(crate) fn held(&self, coord: TileCoord) -> Option<Result<Option<Content>, PackError>> {
+        let place = match &self.pack {
+            Pack::Pmtiles(pack) => match pack.locate_held(coord)? {
+                Ok(Some(place)) => place,
+                Ok(None) => return Some(Ok(None)),
+                Err(error) => return Some(Err(error)),
+            },
+            Pack::MbTiles(_) => row(coord),
+        };
+        if let Some(content) = self.shared.tiles.find((self.number, place)) {
+            return Some(Ok(Some(content)));
+        }
+        let Pack::Pmtiles(pack) = &self.pack else { return None };
+        let length = usize::try_from(place.length).ok().filter(|length| *length <= READ_NOW)?;
+        let bytes = self.file.read_now(place.offset, length)?;
+        Some(Ok(Some(self.keep(place, bytes, pack.header().compression))))
+    }
+
+    fn keep(&self, place: Section, bytes: Bytes, compression: Compression) -> Content {
+        let coding = match compression {
+            Compression::Unknown | Compression::None => Coding::Identity,
+            Compression::Gzip => Coding::Gzip,
+            Compression::Brotli => Coding::Brotli,
+            Compression::Zstd => Coding::Zstd,
+        };
+        let content = Content::new(bytes, coding);
+        self.shared.tiles.keep((self.number, place), content.clone(), content.bytes.len());
+        content
+    }
+
+    /// A tile. Blocks.
+    pub(crate) fn read(&self, coord: TileCoord) -> Result<Option<Content>, PackError> {
+        let (place, bytes, compression) = match &self.pack {
+            Pack::Pmtiles(pack) => {
+                let Some(place) = pack.locate(coord)? else { return Ok(None) };
+                // Other tiles may have the same content.
+                if let Some(content) = self.shared.tiles.find((self.number, place)) {
+                    return Ok(Some(content));
+                }
+                (place, pack.read(place)?, pack.header().compression)
+            }
+            Pack::MbTiles(pack) => {
+                let tile = pack.tile(coord);
+                // SQLite reads by itself, so all that can be told is whether the file is still the same.
+                if !self.file.is_unchanged()? {
+                    return Err(PackError::Read(Damage::Changed.into()));
+                }
+                let Some(tile) = tile? else { return Ok(None) };
+                (row(coord), tile.bytes, tile.compression)
+            }
+        };
+        Ok(Some(self.keep(place, bytes, compression)))
+    }
+}
+
+/// A place for a tile that has none in a file we read ourselves.
+fn row(coord: TileCoord) -> Section {
+    Section { offset: coord.id(), length: 0 }
+}

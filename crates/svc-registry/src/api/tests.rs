@@ -1,0 +1,78 @@
+//! What a test outside cannot hold still: caps on costly reads, and whose pages may write.
+
+use super::*;
+use crate::checkpointor::make;
+use crate::fixture::Fixture;
+use ron_kernel::channel;
+use ron_kernel::http::Peer;
+use ron_kernel::inventory::{ChannelKind, ChannelSpec, Policy};
+use ron_kernel::sync::Limits;
+
+static QUEUE: ChannelSpec = ChannelSpec {
+    service: "registry",
+    name: "test",
+    kind: ChannelKind::Mpsc,
+    capacity: 1,
+    policy: Policy::RejectNew,
+    producers: &[],
+    consumers: &[],
+};
+
+fn api(registry: &Fixture) -> Api {
+    let queue = || {
+        let inventory = registry.shared.service.inventory();
+        channel::queue::<Job>(inventory, &QUEUE, Limits::items(1), Policy::RejectNew).0
+    };
+    Api::new(&registry.shared, queue(), queue(), Verifier::new(&[]))
+}
+
+async fn get(api: &Api, path: &str) -> Response<Body> {
+    let request = Request::get(path).header("host", "test").body(Body::default()).unwrap();
+    api.call(request, &ConnInfo::new(Peer::Unix { uid: 0 }, false)).await
+}
+
+#[tokio::test]
+async fn costly_reads_are_few_at_a_time_and_the_rest_is_told_to_come_again() {
+    let mut registry = Fixture::new(RegistrySettings::default());
+    registry.grow(3);
+    registry.shared.publish_checkpoint(make(&registry.shared, None).unwrap().0);
+    let api = api(&registry);
+    let busy = |response: &Response<Body>| {
+        let headers = response.headers();
+        response.status() == 429 && headers["x-reason"] == "busy" && headers["retry-after"] == "1"
+    };
+    let mut exports = Vec::new();
+    for _ in 0..EXPORTS_MAX {
+        exports.push(get(&api, "/registry/export").await);
+    }
+    assert!(exports.iter().all(|response| response.status() == 200));
+    assert!(busy(&get(&api, "/registry/export").await), "each holds its place until its last byte");
+    exports.pop();
+    assert_eq!(get(&api, "/registry/export").await.status(), 200);
+    let replays: Vec<_> = (0..REPLAYS_MAX).map(|_| api.replays.try_take().unwrap()).collect();
+    assert!(busy(&get(&api, "/registry/items?at=1").await));
+    assert_eq!(get(&api, "/registry/items").await.status(), 200, "the present costs nothing");
+    drop(replays);
+    assert_eq!(get(&api, "/registry/items?at=1").await.status(), 200);
+    assert_eq!(api.busy.with(["registry", "read", ""]).value(), 2);
+}
+
+#[test]
+fn an_origin_is_the_hosts_own_whatever_way_the_port_is_written() {
+    for (origin, host, secure, same) in [
+        ("http://a.example", "a.example", false, true),
+        ("http://a.example:80", "A.example", false, true),
+        ("https://a.example", "a.example:443", false, true),
+        ("https://a.example", "a.example", true, true),
+        ("http://a.example:8082", "a.example:8082", false, true),
+        ("http://[::1]:8082", "[::1]:8082", false, true),
+        ("http://a.example", "a.example", true, false),
+        ("http://a.example", "a.example:8082", false, false),
+        ("https://a.example", "a.example:80", false, false),
+        ("http://a.example.evil", "a.example", false, false),
+        ("null", "null", false, false),
+        ("https://", "", false, false),
+    ] {
+        assert_eq!(is_site(origin, host, secure), same, "{origin} {host} {secure}");
+    }
+}
