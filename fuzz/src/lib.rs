@@ -5,6 +5,7 @@
 mod cache;
 mod edge;
 mod log;
+mod oap;
 mod pack;
 mod registry;
 
@@ -71,6 +72,12 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("log_proof", log::proof),
     ("log_export", log::export),
     ("log_verifier", log::verifier),
+    ("oap_frames", oap::frames),
+    ("oap_inflate", oap::inflate),
+    ("oap_session", oap::session),
+    ("oap_gossip", oap::gossip),
+    ("oap_engine", oap::engine),
+    ("oap_lanes", oap::lanes),
     ("pack_header", pack::header),
     ("pack_varint", pack::number),
     ("pack_directory", pack::directory),

@@ -1,10 +1,14 @@
-//! The primitives of kernel, gateway and registry, compiled against loom: not a copy but the production files themselves.
+//! The primitives of kernel, gateway, registry and overlay, compiled against loom: not a copy but the production files themselves.
 //!
 //! The models are in `tests/`; loom runs each through every interleaving up to its bound, and [`explore`] walks
 //! through every state that a sequence of steps can lead to.
 
 #[path = "../../crates/svc-registry/src/claim.rs"]
 pub mod claim;
+#[path = "../../crates/oap/src/gossip/egress.rs"]
+pub mod egress;
+#[path = "../../crates/oap/src/gossip/fair.rs"]
+pub mod fair;
 #[path = "../../crates/svc-gateway/src/fair_queue.rs"]
 pub mod fair_queue;
 #[path = "../../crates/ron-kernel/src/sync/permit.rs"]
@@ -17,6 +21,11 @@ pub mod waiters;
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::hash::Hash;
+
+/// Frames as they are: they are only carried.
+mod frame {
+    pub(crate) use oap::Encoded;
+}
 
 /// What these files take from the standard library, taken from loom.
 mod platform {

@@ -28,6 +28,9 @@ cargo xtask bench edge [--quick] [SCENARIO...]
 cargo xtask bench registry [--quick] [SCENARIO...]
                                        beside etcd; none named: all of commits reads streams verify
 cargo xtask soak gateway [MINUTES]     overload, faults, kills and reloads, 30 minutes by default
+cargo xtask soak overlay [MINUTES]     simulated networks from fresh seeds, until one fails
+cargo xtask sim SEED [--nodes N] [--seconds S] [--calm]
+                                       the simulated network of a seed, and what happens in it
 cargo xtask conformance [--accept]     the public tests of HTTP caches through a site of the edge; what passed once
                                        must pass, `--accept` keeps a new result
 cargo xtask dist                       a release archive in target/dist";
@@ -57,6 +60,9 @@ fn main() -> ExitCode {
         ["fuzz"] => fuzz::all(60),
         ["fuzz", target] => fuzz::one(target, 60),
         ["fuzz", target, seconds] => seconds.parse().is_ok_and(|seconds| fuzz::one(target, seconds)),
+        ["sim", ref args @ ..] if !args.is_empty() => soak::simulate(args),
+        ["soak", "overlay"] => soak::simulate(&["soak", "30"]),
+        ["soak", "overlay", ref args @ ..] => soak::simulate(&[&["soak"], args].concat()),
         ["bench" | "soak", ..] if cfg!(debug_assertions) => run::optimised(&args),
         ["bench", "gateway", ref scenarios @ ..] => bench::gateway(scenarios),
         ["bench", "edge", ref scenarios @ ..] => bench::edge(scenarios),

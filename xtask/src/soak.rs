@@ -1,4 +1,4 @@
-//! The gateway's soak with the release binary.
+//! The gateway's soak with the release binary, and the overlay's in simulated networks.
 
 use crate::run::{cargo, target};
 use ron_testkit::{Plan, soak};
@@ -27,4 +27,9 @@ pub(crate) fn gateway(minutes: u64) -> bool {
         println!("{} {}: {}", if check.good { "held  " } else { "FAILED" }, check.what, check.seen);
     }
     checks.iter().all(|check| check.good)
+}
+
+/// Runs the simulator of `oap`, which says what its arguments mean.
+pub(crate) fn simulate(args: &[&str]) -> bool {
+    cargo(&[&["run", "--quiet", "--release", "-p", "oap", "--example", "sim", "--"], args].concat())
 }

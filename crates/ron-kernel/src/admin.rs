@@ -11,6 +11,8 @@ use bytes::Bytes;
 use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +42,21 @@ type Answer = Box<dyn Fn(&[u8]) -> Result<Value, Rejection> + Send + Sync>;
 impl std::fmt::Debug for LocalApi {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "LocalApi({} {})", self.method, self.path)
+    }
+}
+
+/// An answer that is on its way.
+pub type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Rejection>> + Send>>;
+
+/// A part of the admin plane that a service answers itself, behind the token.
+pub(crate) struct LocalRoutes {
+    pub(crate) prefix: &'static str,
+    pub(crate) answer: Box<dyn Fn(Request<Body>, CorrId) -> Answering + Send + Sync>,
+}
+
+impl std::fmt::Debug for LocalRoutes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LocalRoutes({})", self.prefix)
     }
 }
 
@@ -109,6 +126,10 @@ impl Admin {
 
     async fn answer(&self, request: Request<Body>, corr: &CorrId) -> Result<Response<Body>, Rejection> {
         let path = request.uri().path();
+        if let Some(routes) = self.kernel.local_routes(path) {
+            self.check_token(&request)?;
+            return (routes.answer)(request, corr.clone()).await;
+        }
         let method = if request.method() == Method::HEAD { &Method::GET } else { request.method() };
         let Some((path, allowed, api)) = self.known(path) else { return Err(nothing_here()) };
         if *method != allowed {
@@ -243,7 +264,8 @@ impl Handler for Admin {
     async fn call(&self, request: Request<Body>, _: &ConnInfo) -> Response<Body> {
         let corr = CorrId::from_headers(request.headers());
         let known = self.known(request.uri().path());
-        let route = known.as_ref().map_or("none", |(path, _, _)| *path);
+        let routes = self.kernel.local_routes(request.uri().path()).map(|routes| routes.prefix);
+        let route = known.as_ref().map(|(path, _, _)| *path).or(routes).unwrap_or("none");
         let method = known.as_ref().map_or("none", |(_, method, _)| method.as_str()).to_owned();
         let response = match self.answer(request, &corr).await {
             Ok(response) => response,

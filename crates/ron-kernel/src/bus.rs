@@ -15,11 +15,28 @@ pub const BUS_CAPACITY: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KernelEvent {
-    Health { service: &'static str, ok: bool },
-    ConfigUpdated { version: u64 },
-    ServiceCrashed { service: &'static str, reason: String },
+    Health {
+        service: &'static str,
+        ok: bool,
+    },
+    ConfigUpdated {
+        version: u64,
+    },
+    ServiceCrashed {
+        service: &'static str,
+        reason: String,
+    },
     Shutdown,
-    RegistryUpdated { version: u64, b3: String },
+    RegistryUpdated {
+        version: u64,
+        b3: String,
+    },
+    /// A node that we talk to gives reason to look at it.
+    PeerTrouble {
+        service: &'static str,
+        peer: String,
+        cause: &'static str,
+    },
 }
 
 /// What a subscriber sees next.

@@ -1,17 +1,18 @@
 //! One [`Kernel`] per process and one [`Service`] handle per service: the only way to spawn, wait, publish or
 //! shut down.
 
-use crate::admin::LocalApi;
+use crate::admin::{Answering, LocalApi, LocalRoutes};
 use crate::bus::{BUS_CAPACITY, KernelEvent, Subscription};
 use crate::channel;
 use crate::health::{Health, Severity, State};
+use crate::http::Body;
 use crate::inventory::{ChannelKind, ChannelSpec, Inventory, Policy};
 use crate::metrics::{Counter, Family, Metrics};
-use crate::problem::Rejection;
+use crate::problem::{CorrId, Rejection};
 use crate::shutdown::{Phase, Shutdown};
 use crate::takeover::Sockets;
 use crate::task::Tasks;
-use http::Method;
+use http::{Method, Request};
 use serde_json::Value;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,6 +39,7 @@ struct Inner {
     sockets: Sockets,
     /// What the services add to the admin plane.
     apis: Mutex<Vec<Arc<LocalApi>>>,
+    routes: Mutex<Vec<Arc<LocalRoutes>>>,
     /// Whether a service that fails closed ends the process.
     exit_on_fatal: AtomicBool,
     /// Set when a service failed closed or someone asked for the end.
@@ -136,6 +138,7 @@ impl Kernel {
             services: Mutex::default(),
             sockets: Sockets::default(),
             apis: Mutex::default(),
+            routes: Mutex::default(),
             exit_on_fatal: AtomicBool::new(true),
             ending,
             _ending_kept_open: kept,
@@ -210,6 +213,12 @@ impl Kernel {
     pub(crate) fn local_api(&self, path: &str) -> Option<Arc<LocalApi>> {
         let apis = self.inner.apis.lock().unwrap_or_else(PoisonError::into_inner);
         apis.iter().find(|api| api.path == path).cloned()
+    }
+
+    /// The part of the admin plane that a service answers itself and that this path belongs to.
+    pub(crate) fn local_routes(&self, path: &str) -> Option<Arc<LocalRoutes>> {
+        let routes = self.inner.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        routes.iter().find(|routes| path.starts_with(routes.prefix)).cloned()
     }
 
     /// `node.on_fatal`: whether a service that fails closed ends the process or leaves it to the others.
@@ -317,6 +326,16 @@ impl Service {
     ) {
         let api = Arc::new(LocalApi { method, path, answer: Box::new(answer) });
         self.kernel.inner.apis.lock().unwrap_or_else(PoisonError::into_inner).push(api);
+    }
+
+    /// Hangs all paths that begin so into the admin plane, behind its token; `answer` reads and answers them itself.
+    pub fn local_routes(
+        &self,
+        prefix: &'static str,
+        answer: impl Fn(Request<Body>, CorrId) -> Answering + Send + Sync + 'static,
+    ) {
+        let routes = Arc::new(LocalRoutes { prefix, answer: Box::new(answer) });
+        self.kernel.inner.routes.lock().unwrap_or_else(PoisonError::into_inner).push(routes);
     }
 
     /// Puts the service's shutdown signal and its view of the bus on the inventory.

@@ -178,8 +178,8 @@ fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
         .map_err(|error| TlsError::Key { path: path.display().to_string(), reason: error.to_string() })
 }
 
-/// The certificates of a CA file.
-fn read_roots(path: &Path) -> Result<RootCertStore, TlsError> {
+/// The certificates of a CA file, as roots.
+pub fn read_roots(path: &Path) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in read_certificates(path)? {
         roots.add(certificate).map_err(|error| TlsError::Certificate {
@@ -190,7 +190,8 @@ fn read_roots(path: &Path) -> Result<RootCertStore, TlsError> {
     Ok(roots)
 }
 
-fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+/// The certificates of a PEM file.
+pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let wrong = |reason: String| TlsError::Certificate { path: path.display().to_string(), reason };
     let certificates: Result<Vec<_>, _> =
         CertificateDer::pem_file_iter(path).map_err(|error| wrong(error.to_string()))?.collect();

@@ -7,6 +7,7 @@ use crate::secret::Algorithm;
 use clap::{Args, Parser, Subcommand};
 use ron_kernel::units::Span;
 use std::path::PathBuf;
+use svc_overlay::PeerAddress;
 
 /// A self-hosted edge node: a fair, overload-safe HTTP gateway on one supervision kernel.
 #[derive(Debug, Parser)]
@@ -28,7 +29,7 @@ pub(crate) enum Command {
     },
     /// Start the named services only.
     Run {
-        /// Which services: gateway, edge, registry.
+        /// Which services: gateway, edge, overlay, registry.
         #[arg(required = true, value_name = "SERVICE")]
         services: Vec<String>,
         /// Take the place of the process that runs on the same data folder: its sockets are handed over, no connection
@@ -45,6 +46,9 @@ pub(crate) enum Command {
         /// Make a development CA and a TLS listener too.
         #[arg(long)]
         tls: bool,
+        /// A node to connect with, as its `ron overlay peers` prints it; may be given more than once.
+        #[arg(long, value_name = "ed25519:…@HOST:PORT")]
+        join: Vec<PeerAddress>,
     },
     /// Ask the gateway of a running node.
     #[command(subcommand)]
@@ -52,6 +56,9 @@ pub(crate) enum Command {
     /// Put objects into the edge of a running node, get them out, forget and check them; packs of map tiles.
     #[command(subcommand)]
     Edge(EdgeCommand),
+    /// Publish and follow messages over the overlay of a running node, and look at its peers.
+    #[command(subcommand)]
+    Overlay(OverlayCommand),
     /// Look at a registry, change it, sign, verify, prove.
     #[command(subcommand)]
     Registry(RegistryCommand),
@@ -181,6 +188,33 @@ pub(crate) enum EdgeCommand {
     /// Work on pack files, without a node.
     #[command(subcommand)]
     Pack(PackCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum OverlayCommand {
+    /// Publish a message, and say how many peers it was pushed to, announced to, or could not be given.
+    Pub {
+        /// The topic: 1 to 128 of a-z, 0-9, dot, underscore, slash and dash.
+        topic: String,
+        /// The message; - reads it from standard input.
+        text: String,
+        /// How long to wait for room, such as 2s, if no peer has any.
+        #[arg(long, value_name = "TIME")]
+        wait: Option<Span>,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Print each message of a topic as it comes: id, origin, topic, hops, payload.
+    Sub {
+        topic: String,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// This node's key and address, its peers, and nodes that it does not talk to.
+    Peers {
+        #[command(flatten)]
+        target: Target,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -18,6 +18,8 @@ use std::time::{Duration, SystemTime};
 
 /// A reload reads files and may wait for a slow disk.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// A stream shows a sign of life more often than this.
+const STREAM_SILENCE: Duration = Duration::from_secs(60);
 /// The longest answer that is read.
 const ANSWER_MAX: u64 = 64 << 20;
 
@@ -132,11 +134,46 @@ impl Admin {
 
     /// One request, on a connection of its own.
     pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> anyhow::Result<Answer> {
+        self.send(method, path, &[], body.as_bytes())
+    }
+
+    /// The same with header fields and any bytes.
+    pub(crate) fn send(
+        &self,
+        method: &str,
+        path: &str,
+        fields: &[(&str, &str)],
+        body: &[u8],
+    ) -> anyhow::Result<Answer> {
+        let response = self.request(method, path, fields, body, ANSWER_TIMEOUT)?;
+        self.read(response)
+    }
+
+    /// What the node sends for as long as it lives, if it sends anything at all.
+    pub(crate) fn stream(&self, path: &str) -> anyhow::Result<http1::BodyReader> {
+        let response = self.request("GET", path, &[], b"", STREAM_SILENCE)?;
+        if response.status == 200 {
+            return Ok(response.body);
+        }
+        anyhow::bail!("{}", crate::table::text(&self.read(response)?.body["detail"]))
+    }
+
+    fn request(
+        &self,
+        method: &str,
+        path: &str,
+        fields: &[(&str, &str)],
+        body: &[u8],
+        silence_max: Duration,
+    ) -> anyhow::Result<http1::Response> {
         let bearer = self.token.as_ref().map(|token| format!("Bearer {token}"));
-        let headers: Vec<_> = bearer.iter().map(|bearer| ("Authorization", bearer.as_str())).collect();
-        let asked =
-            Asked { method, path, headers: &headers, body: body.as_bytes(), silence_max: ANSWER_TIMEOUT };
-        let response = http1::ask(&self.address, &asked).map_err(|error| self.silent(error))?;
+        let mut headers: Vec<_> = bearer.iter().map(|bearer| ("Authorization", bearer.as_str())).collect();
+        headers.extend_from_slice(fields);
+        let asked = Asked { method, path, headers: &headers, body, silence_max };
+        http1::ask(&self.address, &asked).map_err(|error| self.silent(error))
+    }
+
+    fn read(&self, response: http1::Response) -> anyhow::Result<Answer> {
         let (status, mut raw) = (response.status, Vec::new());
         let read = response.body.take(ANSWER_MAX).read_to_end(&mut raw);
         read.with_context(|| format!("the node at {} did not answer", self.address))?;

@@ -3,7 +3,7 @@
 use crate::Usage;
 use crate::cli::{Cli, Command, ConfigCommand, KeyCommand, Limits, Source, TokenCommand};
 use crate::secret::Secret;
-use crate::{edge, gateway, registry};
+use crate::{edge, gateway, overlay, registry};
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 use ron::config::{Config, sources};
@@ -26,8 +26,8 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Up { data, source } => up(data, &source),
         Command::Run { services, takeover, source } => run_services(services, takeover, &source),
-        Command::Init { dir, tls } => {
-            init::init(&dir, tls)?;
+        Command::Init { dir, tls, join } => {
+            init::init(&dir, tls, &join)?;
             print(&format!(
                 "made {}; start it with: ron up --data {}",
                 dir.join("ron.toml").display(),
@@ -36,6 +36,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Gateway(command) => gateway::run(command),
         Command::Edge(command) => edge::run(command),
+        Command::Overlay(command) => overlay::run(command),
         Command::Registry(command) => registry::run(command),
         Command::Config(command) => config(command),
         Command::Key(command) => key(command),
@@ -68,7 +69,7 @@ fn up(data: Option<PathBuf>, source: &Source) -> anyhow::Result<ExitCode> {
     };
     if source.config.is_none() && !file.exists() && !is_amnesiac(&all) {
         let dir = file.parent().unwrap_or(Path::new("."));
-        init::init(dir, false)?;
+        init::init(dir, false, &[])?;
     }
     if file.exists() || source.config.is_some() {
         all.read_file(&file)?;

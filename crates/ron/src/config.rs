@@ -1,4 +1,4 @@
-//! The whole file: `[node] [log] [admin] [gateway] [edge] [registry]`.
+//! The whole file: `[node] [log] [admin] [gateway] [edge] [overlay] [registry]`.
 
 use ron_kernel::config::{Problems, Sources, Validate};
 use ron_kernel::node::{AdminSettings, DataDir, NodeSettings};
@@ -7,6 +7,7 @@ use ron_kernel::settings;
 use std::path::Path;
 use svc_edge::config::EdgeSettings;
 use svc_gateway::config::GatewaySettings;
+use svc_overlay::config::OverlaySettings;
 use svc_registry::config::RegistrySettings;
 
 settings! {
@@ -22,6 +23,8 @@ settings! {
         gateway: GatewaySettings = GatewaySettings::default() => Hot;
         /// The asset edge.
         edge: EdgeSettings = EdgeSettings::default() => Hot;
+        /// The overlay.
+        overlay: OverlaySettings = OverlaySettings::default() => Hot;
         /// The registry.
         registry: RegistrySettings = RegistrySettings::default() => Hot;
     }
@@ -56,12 +59,14 @@ impl Validate for Config {
         self.gateway.validate(problems);
         self.registry.validate(self.node.danger_ok, self.node.amnesia, problems);
         self.edge.validate(self.node.amnesia, problems);
-        let listeners = [
+        self.overlay.validate(self.node.danger_ok, problems);
+        let mut listeners = vec![
             ("admin.listen", self.admin.listen),
             ("gateway.listen", self.gateway.listen),
             ("edge.listen", self.edge.listen),
             ("registry.listen", self.registry.listen),
         ];
+        listeners.extend(self.overlay.listen.tcp().map(|listen| ("overlay.listen", listen)));
         for (index, (key, address)) in listeners.iter().enumerate() {
             let mut others = listeners[index + 1..].iter();
             if let Some((other, _)) = others.find(|(_, other)| other == address && address.port() != 0) {
@@ -89,6 +94,8 @@ const RENAMED: &[(&str, &str)] = &[
     ("edge.drain_deadline", "node.drain_deadline"),
     ("edge.ingress.timeout_secs", "edge.ingress.timeout"),
     ("gateway.drain_deadline", "node.drain_deadline"),
+    ("overlay.drain_deadline", "node.drain_deadline"),
+    ("overlay.transport.max_conns", "overlay.max_conns"),
     ("registry.drain_deadline", "node.drain_deadline"),
     ("registry.storage.checkpoint_interval", "registry.checkpoint.interval"),
     ("registry.bus.channel_bound", "registry.channels.events"),

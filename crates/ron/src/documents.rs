@@ -111,7 +111,8 @@ fn advice(reason: Reason) -> &'static str {
         Reason::QuotaCapability => "`quotas.per_capability_rps`",
         Reason::QuotaTenant => "the tenant's `rps` or `bps`",
         Reason::Busy => {
-            "the tenant has more than its share of a full queue or of full buffers: its `quantum`, `buffer_bytes`, or more capacity"
+            "the tenant has more than its share of a full queue or of full buffers: its `quantum`, `buffer_bytes`, or more capacity; \
+             overlay: no peer keeps up, see `ron overlay peers`"
         }
         Reason::Internal => "a defect: the log has the panic; please report it",
         Reason::MethodUnknown => "name the method in a route's `methods`, if it is meant",
@@ -195,6 +196,14 @@ fn declared() -> Vec<Declared> {
             tasks: svc_gateway::TASKS.into(),
             shutdown: "Listeners close, idle connections end, requests in flight finish; at the deadline those without a \
                        response get 503 `draining`, the others are cut.",
+        },
+        Declared {
+            name: "overlay",
+            channels: svc_overlay::CHANNELS.to_vec(),
+            locks: svc_overlay::LOCKS.to_vec(),
+            tasks: svc_overlay::TASKS.into(),
+            shutdown: "The listener closes, peers are told GOAWAY, the engine finishes with what has come; the writers then write what \
+                       is queued and close, and the peers close in their turn.",
         },
         Declared {
             name: "registry",

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::io::Cursor;
 use std::path::Path;
 use svc_edge::pack::sample::Sample;
+use svc_overlay::PeerAddress;
 
 const TEMPLATE: &str = include_str!("init/ron.toml");
 const TLS: &str = r#"
@@ -17,8 +18,8 @@ cert = "tls/server.pem"
 key = "tls/server.key"
 "#;
 
-/// Makes the files of a node in `dir`; nothing that exists is changed.
-pub fn init(dir: &Path, tls: bool) -> anyhow::Result<()> {
+/// Makes the files of a node in `dir`, which is to join these others; nothing that exists is changed.
+pub fn init(dir: &Path, tls: bool, join: &[PeerAddress]) -> anyhow::Result<()> {
     let config = dir.join("ron.toml");
     anyhow::ensure!(
         !config.exists(),
@@ -42,7 +43,8 @@ pub fn init(dir: &Path, tls: bool) -> anyhow::Result<()> {
         Sample::default().write(spill(), spill(), &mut bytes)?;
         std::fs::write(&pack, bytes).with_context(|| format!("cannot write {}", pack.display()))?;
     }
-    let mut text = TEMPLATE.to_owned();
+    let peers: Vec<String> = join.iter().map(|peer| format!("\"{peer}\"")).collect();
+    let mut text = TEMPLATE.replace("peers = []", &format!("peers = [{}]", peers.join(", ")));
     if tls {
         write_dev_ca(&dir.join("tls"))?;
         // The table of the TLS listener goes before the lists that follow the gateway's own keys.

@@ -14,6 +14,7 @@ use ron_kernel::observe::Logs;
 use ron_kernel::process::{self, EndSignals, Reloader, Signals};
 use ron_kernel::takeover::{self, Handed, Taking};
 use ron_kernel::token::Verifier;
+use ron_kernel::units::Span;
 use serde_json::{Map, Value, json};
 use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
@@ -25,10 +26,12 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use svc_edge::Edge;
 use svc_gateway::Gateway;
+use svc_overlay::Overlay;
+use svc_overlay::config::OverlaySettings;
 use svc_registry::{Identity, Registry};
 
 /// The services there are.
-pub const SERVICES: [&str; 3] = ["gateway", "edge", "registry"];
+pub const SERVICES: [&str; 4] = ["gateway", "edge", "overlay", "registry"];
 
 const VERSION: Version = Version {
     name: "ron",
@@ -137,15 +140,17 @@ impl Node {
             None
         };
         let registry = if runs("registry", config.registry.enabled) {
-            let make_roots = matches!(which, Which::Enabled) || config.node.amnesia;
-            let (key, amnesia) = (key.clone(), config.node.amnesia);
-            let identity = Identity { token_keys: token_keys(&config, &key), key, amnesia, make_roots };
-            let service = kernel.service("registry");
-            Some(Arc::new(Registry::build(&service, &config.registry, &data, &identity)?))
+            Some(start_registry(&kernel, &config, &data, &key, which)?)
         } else {
             None
         };
-        let services = Services { gateway, edge, registry, key: key.clone() };
+        let overlay = if runs("overlay", config.overlay.enabled) {
+            let settings = overlay_settings(&loaded, which);
+            Some(Arc::new(Overlay::build(&kernel.service("overlay"), &settings, &data, &key)?))
+        } else {
+            None
+        };
+        let services = Services { gateway, edge, overlay, registry, key: key.clone(), which: which.clone() };
         let (reloader, store) = reloader(&own, sources, loaded, services.clone(), observed);
         let bound = own.bind_tcp("admin", config.admin.listen).context("admin")?;
         let mut addresses = json!({"pid": std::process::id(), "admin": bound.address()});
@@ -213,6 +218,19 @@ impl Node {
         tracing::info!(stragglers = drained.join(", "), "stopped after a takeover");
         ExitCode::SUCCESS
     }
+}
+
+fn start_registry(
+    kernel: &Kernel,
+    config: &Config,
+    data: &DataDir,
+    key: &PrivateKey,
+    which: &Which,
+) -> anyhow::Result<Arc<Registry>> {
+    let amnesia = config.node.amnesia;
+    let make_roots = matches!(which, Which::Enabled) || amnesia;
+    let identity = Identity { token_keys: token_keys(config, key), key: key.clone(), amnesia, make_roots };
+    Ok(Arc::new(Registry::build(&kernel.service("registry"), &config.registry, data, &identity)?))
 }
 
 /// What a process gets from the one whose place it takes.
@@ -309,8 +327,10 @@ fn start_gateway(
 struct Services {
     gateway: Option<Arc<Gateway>>,
     edge: Option<Arc<Edge>>,
+    overlay: Option<Arc<Overlay>>,
     registry: Option<Arc<Registry>>,
     key: PrivateKey,
+    which: Which,
 }
 
 impl Services {
@@ -327,6 +347,10 @@ impl Services {
         if let Some(edge) = &self.edge {
             addresses["edge"] = listed(edge.addresses());
             edge.ready();
+        }
+        if let Some(overlay) = &self.overlay {
+            addresses["overlay"] = listed(&overlay.addresses());
+            overlay.ready();
         }
         if let Some(registry) = &self.registry {
             addresses["registry"] = listed(registry.addresses());
@@ -351,12 +375,25 @@ impl Services {
             let swap = edge.prepare(&config.edge, verifier);
             swaps.push(swap.map_err(|error| failed("edge", error.to_string()))?);
         }
+        if let Some(overlay) = &self.overlay {
+            let swap = overlay.prepare(&overlay_settings(newer, &self.which));
+            swaps.push(swap.map_err(|error| failed("overlay", error.to_string()))?);
+        }
         if let Some(registry) = &self.registry {
             let swap = registry.prepare(&config.registry, &token_keys(config, &self.key));
             swaps.push(swap.map_err(|error| failed("registry", error.to_string()))?);
         }
         Ok(swaps)
     }
+}
+
+/// Servers that `ron run` starts on their own bear silence longer, unless the file says otherwise.
+fn overlay_settings(loaded: &Loaded<Config>, which: &Which) -> OverlaySettings {
+    let mut settings = loaded.value.overlay.clone();
+    if matches!(which, Which::Named(_)) && !loaded.origins.contains_key("overlay.timeouts.idle") {
+        settings.timeouts.idle = Span::secs(30);
+    }
+    settings
 }
 
 /// Whose capabilities are believed: those configured, else the node's own key.
@@ -411,6 +448,7 @@ fn reloader(
         let data = data_dir(&current);
         let files = current.value.gateway.files(data.path());
         let files = files.into_iter().chain(current.value.edge.files(data.path()));
+        let files = files.chain(current.value.overlay.files(data.path()));
         let files = files.chain(current.value.registry.files(data.path()));
         current.file.iter().cloned().chain(files).collect()
     };
@@ -521,6 +559,11 @@ fn greet(addresses: &Value, demo: bool, data: &DataDir) {
     if let Some(registry) = addresses["registry"]["http"].as_str() {
         text += &format!("  registry http://{registry}\n");
         tries += &format!("  curl http://{registry}/registry/head\n");
+    }
+    if let (Some(oap), Some(node)) =
+        (addresses["overlay"]["oap"].as_str(), addresses["overlay"]["node"].as_str())
+    {
+        text += &format!("  overlay  {node}@{oap}\n");
     }
     // Three are enough.
     if tries.lines().count() < 3 {

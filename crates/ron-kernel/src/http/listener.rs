@@ -161,7 +161,7 @@ impl Bound {
     }
 
     /// Accepts the next connection. Cancel-safe.
-    pub(crate) async fn accept(&self) -> std::io::Result<(Io, Peer)> {
+    pub async fn accept(&self) -> std::io::Result<(Io, Peer)> {
         match &*self.socket {
             Socket::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;

@@ -24,7 +24,7 @@ fn whole_node() -> ron_testkit::Node {
     let text = crate::config(
         "http://127.0.0.1:1",
         "",
-        "[edge]\nlisten = \"127.0.0.1:0\"\n[registry]\nlisten = \"127.0.0.1:0\"\n",
+        "[edge]\nlisten = \"127.0.0.1:0\"\n[overlay]\nlisten = \"127.0.0.1:0\"\n[registry]\nlisten = \"127.0.0.1:0\"\n",
     );
     std::fs::write(dir.path().join("ron.toml"), text).unwrap();
     ron_testkit::Node::spawn(dir, &["up", "--config", "ron.toml"], &[])
@@ -131,7 +131,8 @@ fn metrics_of(query: &str) -> Vec<String> {
 /// The design documents' channel tables, as ruled; a service's rows are compared once it exists.
 /// `access_log` is not among theirs: it came with the log itself.
 /// Nor is the edge's `changes`, by which its one writer is told; its `work` comes with live fill.
-const CHANNELS: [(&str, &str, &str, usize, &str); 18] = [
+/// The overlay's `replies`, `gossip_calls` and `deliveries` are how its tasks, users and engine talk.
+const CHANNELS: [(&str, &str, &str, usize, &str); 27] = [
     ("edge", "work", "mpsc", 512, "reject_new"),
     ("edge", "changes", "mpsc", 512, "reject_new"),
     ("edge", "events", "broadcast", 1024, "lossy_broadcast"),
@@ -143,6 +144,15 @@ const CHANNELS: [(&str, &str, &str, usize, &str); 18] = [
     ("gateway", "events", "broadcast", 1024, "lossy_broadcast"),
     ("gateway", "shutdown", "watch", 1, "latest"),
     ("gateway", "config", "watch", 1, "latest"),
+    ("overlay", "ingress_work", "mpsc", 512, "reject_new"),
+    ("overlay", "gossip_ingress", "mpsc", 512, "reject_new"),
+    ("overlay", "gossip_egress", "mpsc", 512, "reject_new"),
+    ("overlay", "replies", "mpsc", 512, "reject_new"),
+    ("overlay", "gossip_calls", "mpsc", 4096, "reject_new"),
+    ("overlay", "deliveries", "mpsc", 1024, "drop_oldest"),
+    ("overlay", "events", "broadcast", 1024, "lossy_broadcast"),
+    ("overlay", "shutdown", "watch", 1, "latest"),
+    ("overlay", "config", "mpsc", 16, "collapse"),
     ("registry", "proposals", "mpsc", 512, "reject_new"),
     ("registry", "approvals", "mpsc", 512, "reject_new"),
     ("registry", "committed", "broadcast", 1024, "lossy_broadcast"),

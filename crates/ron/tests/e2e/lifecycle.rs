@@ -105,8 +105,12 @@ fn up_makes_what_it_needs_greets_and_reuses_it() {
     let dir = tempfile::tempdir().unwrap();
     let free = |service: &str| format!("{service}.listen=127.0.0.1:0");
     let (gateway, admin, edge) = (free("gateway"), free("admin"), free("edge"));
-    let registry = "registry.listen=\"127.0.0.1:0\"";
-    let args = ["up", "--set", &gateway, "--set", &admin, "--set", &edge, "--set", registry];
+    let (registry, overlay) = (free("registry"), free("overlay"));
+    let set: Vec<&str> = [&gateway, &admin, &edge, &registry, &overlay]
+        .into_iter()
+        .flat_map(|set| ["--set", set.as_str()])
+        .collect();
+    let args = [&["up"], &set[..]].concat();
     let mut node = Node::spawn(dir, &args, &[]);
     node.eventually("the greeting is printed", |node| node.log().contains("Try:"));
     let log = node.log();
@@ -142,6 +146,8 @@ fn up_makes_what_it_needs_greets_and_reuses_it() {
             "gateway.enabled=false",
             "--set",
             "edge.enabled=false",
+            "--set",
+            "overlay.enabled=false",
             "--set",
             "registry.enabled=false",
         ],

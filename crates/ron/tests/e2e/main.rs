@@ -18,6 +18,7 @@ mod http2;
 mod lifecycle;
 mod limits;
 mod operators;
+mod overlay;
 mod packs;
 mod proxy;
 mod reasons;

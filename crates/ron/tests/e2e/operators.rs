@@ -270,7 +270,11 @@ fn a_node_is_found_by_its_url_its_file_or_beside_the_working_directory() {
     let origin = Origin::start(|_| Script::Echo);
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("ron-data")).unwrap();
-    let file = config(&origin.url(), "", "[edge]\nenabled = false\n[registry]\nenabled = false\n");
+    let file = config(
+        &origin.url(),
+        "",
+        "[edge]\nenabled = false\n[overlay]\nenabled = false\n[registry]\nenabled = false\n",
+    );
     std::fs::write(dir.path().join("ron-data/ron.toml"), file).unwrap();
     let mut node = Node::spawn(dir, &["up"], &[]);
     let beside = ron(&["gateway", "status"], node.dir.path());

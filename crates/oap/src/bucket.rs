@@ -1,0 +1,37 @@
+//! A token bucket whose clock is passed in.
+
+use std::time::Duration;
+
+/// Tokens in millionths, so that any rate adds up exactly.
+const TOKEN: u64 = 1_000_000;
+
+/// So many at once, and so many more each second; a rate of 0 is no limit.
+#[derive(Clone, Debug)]
+pub struct Bucket {
+    rate: u32,
+    burst: u32,
+    tokens: u64,
+    filled: Duration,
+}
+
+impl Bucket {
+    pub fn new(rate: u32, burst: u32, now: Duration) -> Bucket {
+        Bucket { rate, burst, tokens: u64::from(burst) * TOKEN, filled: now }
+    }
+
+    /// Takes a token if there is one.
+    pub fn take(&mut self, now: Duration) -> bool {
+        if self.rate == 0 {
+            return true;
+        }
+        let micros = u64::try_from(now.saturating_sub(self.filled).as_micros()).unwrap_or(u64::MAX);
+        let more = micros.saturating_mul(u64::from(self.rate));
+        self.tokens = self.tokens.saturating_add(more).min(u64::from(self.burst) * TOKEN);
+        self.filled = self.filled.max(now);
+        let has = self.tokens >= TOKEN;
+        if has {
+            self.tokens -= TOKEN;
+        }
+        has
+    }
+}

@@ -1,0 +1,424 @@
+//! The engine: one node's part in carrying messages. It waits for nobody; what finds no room is refused,
+//! announced later, or counted as shed.
+
+mod catch_up;
+mod chunks;
+mod pull;
+mod receive;
+mod tree;
+
+use super::egress::{Ceiling, Egress, Refused, SharedEgress};
+use super::fair::Lane;
+use super::history::{History, Kept, millis};
+use super::ledger::{Cause, Ledger, Outcome, Queue};
+use super::message::{Envelope, MessageId, Topic};
+use super::missing::Missing;
+use super::peer::Peer;
+use super::random::Random;
+use super::score::{Offence, Scores};
+use super::seen::{First, Seen};
+use super::wire::{Gossip, TOPICS_MAX, flow};
+use super::{Config, PeerId};
+use crate::control::Goaway;
+use crate::frame::{Encoded, FRAME_MIN_MAX};
+use crate::node::NodeId;
+use bytes::Bytes;
+use chunks::Transfer;
+use ed25519_dalek::SigningKey;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+use tree::TopicState;
+
+/// How often what is old is looked for.
+const SWEEP: Duration = Duration::from_secs(1);
+/// Smaller payloads are copied when they are kept, or each would keep the whole read it came with.
+const COPY_BELOW: usize = 16 << 10;
+/// Topics that are compared with a new peer at once.
+const GREETED: usize = 128;
+
+/// What time it is: since some beginning, and by the calendar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    pub mono: Duration,
+    pub unix_ms: u64,
+}
+
+/// Something for the engine's owner to do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Action {
+    /// A message for whoever follows its topic here.
+    Deliver(Delivery),
+    /// A peer's queue was empty and is not any more.
+    Wake(PeerId),
+    /// Answer 429 `busy` in application 0x0100 under this number.
+    Refuse(PeerId, u64),
+    /// End the session; the engine has forgotten the peer.
+    Disconnect(PeerId, Goaway),
+    Greylisted {
+        node: NodeId,
+        until: Duration,
+        offence: Offence,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    pub id: MessageId,
+    pub origin: NodeId,
+    pub seq: u64,
+    pub time: u64,
+    pub topic: Topic,
+    pub payload: Bytes,
+    pub hops: u8,
+}
+
+/// What became of a publication: peers that it is pushed to, that are told of it, and that it found no room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published {
+    pub id: MessageId,
+    pub queued: usize,
+    pub lazy: usize,
+    pub refused: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PublishError {
+    #[error("a message of {0} bytes is too large")]
+    TooLarge(usize),
+    #[error("no peer has room for it")]
+    Busy,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    #[error("the node is greylisted")]
+    Greylisted { until: Duration },
+    #[error("the node is connected already")]
+    Connected(PeerId),
+    #[error("the node is this one")]
+    Myself,
+}
+
+/// A peer as operators see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerInfo {
+    pub peer: PeerId,
+    pub node: NodeId,
+    pub score: i64,
+    pub rtt: Duration,
+    /// Topics for which messages are pushed to it.
+    pub eager: usize,
+    pub queued_frames: usize,
+    pub queued_bytes: usize,
+    pub follows: usize,
+}
+
+#[derive(Debug)]
+pub struct Engine {
+    config: Config,
+    key: SigningKey,
+    node: NodeId,
+    random: Random,
+    seq: u64,
+    peers: BTreeMap<PeerId, Peer>,
+    nodes: BTreeMap<NodeId, PeerId>,
+    last_peer: u64,
+    topics: BTreeMap<Topic, TopicState>,
+    /// Topics that somebody here follows.
+    follows: BTreeSet<Topic>,
+    seen: Seen,
+    history: History,
+    missing: Missing,
+    transfers: BTreeMap<MessageId, Transfer>,
+    scores: Scores,
+    ledger: Ledger,
+    ceiling: Arc<Ceiling>,
+    announce_due: BTreeSet<(Duration, PeerId)>,
+    digest_due: BTreeSet<(Duration, Topic)>,
+    sweep_due: Duration,
+    actions: VecDeque<Action>,
+}
+
+impl Engine {
+    pub fn new(config: Config, key: SigningKey, seed: u64, ceiling: Arc<Ceiling>, now: Now) -> Engine {
+        Engine {
+            node: NodeId(key.verifying_key().to_bytes()),
+            key,
+            random: Random::new(seed),
+            seq: 0,
+            peers: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            last_peer: 0,
+            topics: BTreeMap::new(),
+            follows: BTreeSet::new(),
+            seen: Seen::new(config.seen_max),
+            history: History::new(config.history, config.history_bytes_max),
+            missing: Missing::new(config.missing_max),
+            transfers: BTreeMap::new(),
+            scores: Scores::default(),
+            ledger: Ledger::default(),
+            ceiling,
+            announce_due: BTreeSet::new(),
+            digest_due: BTreeSet::new(),
+            sweep_due: now.mono + SWEEP,
+            actions: VecDeque::new(),
+            config,
+        }
+    }
+
+    /// Peers get numbers above this one, so that those of an engine that was before mean nobody here.
+    pub fn number_peers_above(&mut self, last: u64) {
+        self.last_peer = last;
+    }
+
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// For queues that stand before the engine and shed on its behalf.
+    pub fn ledger_mut(&mut self) -> &mut Ledger {
+        &mut self.ledger
+    }
+
+    /// What to do next.
+    pub fn poll(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// A session with this node is open; frames for it are in the queue that comes back.
+    pub fn connect(
+        &mut self,
+        now: Now,
+        node: NodeId,
+        max_frame: u32,
+    ) -> Result<(PeerId, SharedEgress), ConnectError> {
+        if node == self.node {
+            return Err(ConnectError::Myself);
+        }
+        if let Some(until) = self.greylisted(node, now) {
+            return Err(ConnectError::Greylisted { until });
+        }
+        if let Some(peer) = self.nodes.get(&node) {
+            return Err(ConnectError::Connected(*peer));
+        }
+        self.last_peer += 1;
+        let peer = PeerId(self.last_peer);
+        let egress = SharedEgress::new(Egress::new(self.config.egress, self.ceiling.clone()));
+        let max_frame = max_frame.max(FRAME_MIN_MAX);
+        self.peers.insert(peer, Peer::new(node, max_frame, egress.clone(), &self.config, now.mono));
+        self.nodes.insert(node, peer);
+        self.greet(now, peer);
+        Ok((peer, egress))
+    }
+
+    /// The session is over.
+    pub fn disconnect(&mut self, now: Now, peer: PeerId) {
+        let Some(gone) = self.peers.remove(&peer) else { return };
+        self.nodes.remove(&gone.node);
+        if let Some(due) = gone.announce_due {
+            self.announce_due.remove(&(due, peer));
+        }
+        self.ledger.note_shed(Queue::Announce, Lane::Control, Cause::Gone, gone.announce_count as u64);
+        for (lane, count) in gone.egress.lock().clear() {
+            self.ledger.note_shed(Queue::Egress, lane, Cause::Gone, count);
+        }
+        self.transfers.retain(|_, transfer| transfer.source != peer);
+        self.heal(now, peer);
+    }
+
+    /// A round trip to a peer, as its session measured it.
+    pub fn rtt(&mut self, peer: PeerId, sample: Duration) {
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            peer.rtt.add(sample);
+        }
+    }
+
+    /// Until when a node is greylisted, if it is.
+    pub fn greylisted(&self, node: NodeId, now: Now) -> Option<Duration> {
+        self.scores.greylisted(node, now.mono)
+    }
+
+    /// A peer broke the rules where the engine does not see it.
+    pub fn offend(&mut self, now: Now, peer: PeerId, offence: Offence) {
+        let Some(node) = self.peers.get(&peer).map(|peer| peer.node) else { return };
+        let Some(until) = self.scores.offend(node, offence, now.mono, self.config.greylist) else { return };
+        self.actions.push_back(Action::Greylisted { node, until, offence });
+        self.actions.push_back(Action::Disconnect(peer, Goaway::Policy));
+        self.disconnect(now, peer);
+    }
+
+    /// Somebody here follows a topic from now on.
+    pub fn follow(&mut self, now: Now, topic: &Topic) {
+        if self.follows.insert(topic.clone()) {
+            self.tell_all(&Gossip::Topics(vec![(true, topic.clone())]));
+            self.touch(now, topic);
+        }
+    }
+
+    /// Nobody here follows it any more.
+    pub fn unfollow(&mut self, topic: &Topic) {
+        if self.follows.remove(topic) {
+            self.tell_all(&Gossip::Topics(vec![(false, topic.clone())]));
+        }
+    }
+
+    pub fn publish(&mut self, now: Now, topic: &Topic, payload: Bytes) -> Result<Published, PublishError> {
+        if payload.len() > self.config.max_message_bytes {
+            return Err(PublishError::TooLarge(payload.len()));
+        }
+        self.seq = (self.seq + 1).max(now.unix_ms.saturating_mul(1000));
+        let (origin, seq, time) = (self.node, self.seq, now.unix_ms);
+        let mut envelope = Envelope { origin, seq, time, topic: topic.clone(), signature: None };
+        let id = envelope.id(&payload);
+        if self.config.signed {
+            envelope.sign(id, &self.key);
+        }
+        let kept = Kept { id, envelope, payload, hops: 0 };
+        self.touch(now, topic);
+        let reach = self.relay(now, &kept, None, false);
+        if reach.queued + reach.lazy == 0 && reach.refused > 0 {
+            return Err(PublishError::Busy);
+        }
+        self.keep(kept, First { from: None, asked: false });
+        Ok(Published { id, ..reach })
+    }
+
+    /// When to call [`Engine::tick`] even if nothing comes.
+    pub fn due(&self) -> Duration {
+        let missing = self.missing.next_due().map(|(due, _)| due);
+        let announce = self.announce_due.first().map(|(due, _)| *due);
+        let digest = self.digest_due.first().map(|(due, _)| *due);
+        [missing, announce, digest].into_iter().flatten().fold(self.sweep_due, Duration::min)
+    }
+
+    /// Does what is due.
+    pub fn tick(&mut self, now: Now) {
+        self.ask_due(now);
+        while let Some((due, peer)) = self.announce_due.first().copied().filter(|(due, _)| *due <= now.mono) {
+            self.announce_due.remove(&(due, peer));
+            self.announce_now(now, peer);
+        }
+        while let Some((_, topic)) = self.digest_due.first().cloned().filter(|(due, _)| *due <= now.mono) {
+            self.compare(now, &topic);
+        }
+        if now.mono >= self.sweep_due {
+            self.sweep_due = now.mono + SWEEP;
+            self.history.expire(now.unix_ms);
+            self.seen.expire(self.oldest(now));
+            self.scores.sweep(now.mono);
+            self.sweep_topics(now);
+        }
+    }
+
+    /// The messages of a topic that are kept, the oldest first.
+    pub fn history<'a>(&'a self, topic: &Topic) -> impl Iterator<Item = &'a Kept> {
+        self.history.of(topic)
+    }
+
+    pub fn peers(&self, now: Now) -> Vec<PeerInfo> {
+        let info = |(id, peer): (&PeerId, &Peer)| {
+            let egress = peer.egress.lock();
+            PeerInfo {
+                peer: *id,
+                node: peer.node,
+                score: self.scores.score(peer.node, now.mono),
+                rtt: peer.rtt.mean(),
+                eager: self.topics.values().filter(|topic| topic.eager.contains(id)).count(),
+                queued_frames: egress.frames(),
+                queued_bytes: egress.bytes(),
+                follows: peer.follows.len(),
+            }
+        };
+        self.peers.iter().map(info).collect()
+    }
+
+    /// Peers whose queues are full, and all of them: what readiness is judged by.
+    pub fn full_peers(&self) -> (usize, usize) {
+        let full = self.peers.values().filter(|peer| peer.egress.lock().is_full()).count();
+        (full, self.peers.len())
+    }
+
+    /// Bytes that are kept, messages that are remembered, and messages that are missed.
+    pub fn kept(&self) -> (usize, usize, usize) {
+        (self.history.bytes(), self.seen.len(), self.missing.len())
+    }
+
+    /// Remembers a checked message and hands it to whoever follows its topic.
+    fn keep(&mut self, mut kept: Kept, first: First) {
+        if kept.payload.len() < COPY_BELOW {
+            kept.payload = Bytes::copy_from_slice(&kept.payload);
+        }
+        self.seen.insert(kept.id, &kept.envelope, first);
+        if self.follows.contains(&kept.envelope.topic) {
+            let Envelope { origin, seq, time, topic, .. } = kept.envelope.clone();
+            let (id, payload, hops) = (kept.id, kept.payload.clone(), kept.hops);
+            self.actions.push_back(Action::Deliver(Delivery { id, origin, seq, time, topic, payload, hops }));
+        }
+        if first.from.is_some() {
+            self.ledger.note(Outcome::Delivered);
+        }
+        self.history.insert(kept);
+    }
+
+    /// The time of the oldest message that is still taken.
+    fn oldest(&self, now: Now) -> u64 {
+        now.unix_ms.saturating_sub(millis(self.config.history.age + self.config.skew))
+    }
+
+    /// Queues a frame for a peer; what it pushes out, or its own refusal, is counted.
+    fn send(&mut self, peer: PeerId, lane: Lane, topic: u64, frame: Encoded) -> bool {
+        let Some(to) = self.peers.get(&peer) else { return false };
+        match to.egress.push(lane, topic, frame) {
+            Ok(queued) => {
+                for frame in queued.dropped {
+                    self.ledger.note_shed(Queue::Egress, frame.lane, Cause::Dropped, 1);
+                }
+                self.ledger.frames_out += 1;
+                if queued.wake {
+                    self.actions.push_back(Action::Wake(peer));
+                }
+                true
+            }
+            Err(refused) => {
+                let cause = if refused == Refused::Full { Cause::Full } else { Cause::Ceiling };
+                self.ledger.note_shed(Queue::Egress, lane, cause, 1);
+                false
+            }
+        }
+    }
+
+    /// Queues a frame about a topic in the control lane.
+    fn tell(&mut self, peer: PeerId, gossip: &Gossip) -> bool {
+        let Some(max) = self.peers.get(&peer).map(|peer| peer.max_frame) else { return false };
+        gossip.encode(max).is_ok_and(|frame| self.send(peer, Lane::Control, flow(&[]), frame))
+    }
+
+    fn tell_all(&mut self, gossip: &Gossip) {
+        let peers: Vec<PeerId> = self.peers.keys().copied().collect();
+        for peer in peers {
+            self.tell(peer, gossip);
+        }
+    }
+
+    /// Tells a new peer what is followed here, and what is kept.
+    fn greet(&mut self, now: Now, peer: PeerId) {
+        let follows: Vec<(bool, Topic)> = self.follows.iter().map(|topic| (true, topic.clone())).collect();
+        for part in follows.chunks(TOPICS_MAX / 4) {
+            self.tell(peer, &Gossip::Topics(part.to_vec()));
+        }
+        self.join_trees(peer);
+        let topics: Vec<Topic> = self.topics.keys().cloned().collect();
+        for (number, topic) in topics.iter().enumerate() {
+            // The rest come up by themselves; a queue full of these would be of no use to anybody.
+            if number < GREETED {
+                self.digest(now, peer, topic, 0, now.unix_ms);
+            }
+            self.expect_digest_soon(now, topic);
+        }
+    }
+}

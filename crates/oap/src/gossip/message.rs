@@ -1,0 +1,169 @@
+//! A message: who published it, where, when, and the proof of it.
+
+use crate::node::NodeId;
+use bytes::{Buf, BufMut as _};
+use ed25519_dalek::{Signature, Signer as _, SigningKey, VerifyingKey};
+use std::borrow::Borrow;
+use std::fmt;
+use std::sync::Arc;
+
+/// What is signed begins with this, so that no signature of the same key for something else will do.
+const SIGNED: &[u8] = b"oap/1 gossip\n";
+/// Bytes of a topic at most.
+pub const TOPIC_MAX: usize = 128;
+/// Bytes of an envelope at most.
+pub const ENVELOPE_MAX: usize = 32 + 8 + 8 + 1 + TOPIC_MAX + 1 + 64;
+
+/// A topic's name: 1 to 128 of `a-z 0-9 . _ / -`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Topic(Arc<str>);
+
+impl Topic {
+    pub fn parse(text: &str) -> Option<Topic> {
+        let good = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'/' | b'-');
+        let whole = (1..=TOPIC_MAX).contains(&text.len()) && text.bytes().all(good);
+        whole.then(|| Topic(text.into()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Reads a length and a name.
+    pub(super) fn read(bytes: &mut impl Buf) -> Option<Topic> {
+        let len = usize::from(bytes.try_get_u8().ok()?);
+        let mut name = [0; TOPIC_MAX];
+        bytes.try_copy_to_slice(name.get_mut(..len)?).ok()?;
+        Topic::parse(std::str::from_utf8(&name[..len]).ok()?)
+    }
+
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        // A name has at most 128 bytes.
+        out.put_u8(self.0.len() as u8);
+        out.put_slice(self.0.as_bytes());
+    }
+}
+
+impl Borrow<str> for Topic {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Topic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Topic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// BLAKE3 of origin, sequence, topic and payload.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MessageId(pub [u8; 32]);
+
+impl MessageId {
+    /// The number of the frames that carry the message, by which a peer refuses them.
+    pub fn corr(&self) -> u64 {
+        let (first, _) = self.0.split_at(8);
+        first.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+
+    /// The lowest id with a number.
+    pub(super) fn first_of(corr: u64) -> MessageId {
+        let mut id = [0; 32];
+        id[..8].copy_from_slice(&corr.to_be_bytes());
+        MessageId(id)
+    }
+
+    pub(super) fn read(bytes: &mut impl Buf) -> Option<MessageId> {
+        let mut id = [0; 32];
+        bytes.try_copy_to_slice(&mut id).ok()?;
+        Some(MessageId(id))
+    }
+}
+
+impl fmt::Display for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.corr())
+    }
+}
+
+/// Everything of a message but its payload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    pub origin: NodeId,
+    /// Grows with every message of the origin, past its restarts.
+    pub seq: u64,
+    /// When it was published, in Unix milliseconds.
+    pub time: u64,
+    pub topic: Topic,
+    pub signature: Option<[u8; 64]>,
+}
+
+impl Envelope {
+    pub fn id(&self, payload: &[u8]) -> MessageId {
+        let mut head = Vec::with_capacity(41 + TOPIC_MAX);
+        head.put_slice(&self.origin.0);
+        head.put_u64(self.seq);
+        self.topic.write(&mut head);
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&head).update(payload);
+        MessageId(hasher.finalize().into())
+    }
+
+    pub fn sign(&mut self, id: MessageId, key: &SigningKey) {
+        self.signature = Some(key.sign(&self.signed(id)).to_bytes());
+    }
+
+    /// Whether the origin signed this message at this time.
+    pub fn is_signed(&self, id: MessageId) -> bool {
+        let Some(signature) = self.signature else { return false };
+        VerifyingKey::from_bytes(&self.origin.0)
+            .is_ok_and(|key| key.verify_strict(&self.signed(id), &Signature::from_bytes(&signature)).is_ok())
+    }
+
+    fn signed(&self, id: MessageId) -> [u8; SIGNED.len() + 40] {
+        let mut bytes = [0; SIGNED.len() + 40];
+        let (context, rest) = bytes.split_at_mut(SIGNED.len());
+        context.copy_from_slice(SIGNED);
+        rest[..32].copy_from_slice(&id.0);
+        rest[32..].copy_from_slice(&self.time.to_be_bytes());
+        bytes
+    }
+
+    pub(super) fn read(bytes: &mut impl Buf) -> Option<Envelope> {
+        let MessageId(origin) = MessageId::read(bytes)?;
+        let (seq, time) = (bytes.try_get_u64().ok()?, bytes.try_get_u64().ok()?);
+        let topic = Topic::read(bytes)?;
+        let signature = match bytes.try_get_u8().ok()? {
+            0 => None,
+            1 => {
+                let mut signature = [0; 64];
+                bytes.try_copy_to_slice(&mut signature).ok()?;
+                Some(signature)
+            }
+            _ => return None,
+        };
+        Some(Envelope { origin: NodeId(origin), seq, time, topic, signature })
+    }
+
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        out.put_slice(&self.origin.0);
+        out.put_u64(self.seq);
+        out.put_u64(self.time);
+        self.topic.write(out);
+        out.put_u8(u8::from(self.signature.is_some()));
+        out.put_slice(self.signature.as_ref().map_or(&[], |signature| &signature[..]));
+    }
+}

@@ -1,0 +1,101 @@
+//! What the engine knows of one peer.
+
+use super::Config;
+use super::egress::SharedEgress;
+use super::estimate::Estimate;
+use super::message::{MessageId, Topic};
+use crate::bucket::Bucket;
+use crate::node::NodeId;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// A peer's round trip before it was measured.
+const RTT_GUESS: Duration = Duration::from_millis(50);
+/// Bunched up by the network, a peer's frames may come at twice the rate and four times the burst at which it may
+/// send them; control frames are small, and there are several to a message.
+const RATE_SLACK: u32 = 2;
+const BURST_SLACK: u32 = 4;
+const CONTROL_RATE: u32 = 8;
+const CONTROL_BURST: u32 = 1024;
+/// How long nothing is pushed to a peer that has no room: the first time, and at most.
+const CHOKE_MIN: Duration = Duration::from_millis(50);
+const CHOKE_MAX: Duration = Duration::from_secs(2);
+/// Topics that a peer may follow by name.
+const FOLLOWS_MAX: usize = 1024;
+
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) node: NodeId,
+    pub(super) egress: SharedEgress,
+    pub(super) max_frame: u32,
+    pub(super) rtt: Estimate,
+    /// What may be pushed to it, and what it may push and say unasked.
+    pub(super) push: Bucket,
+    pub(super) data: Bucket,
+    pub(super) control: Bucket,
+    choked: Duration,
+    choke: Duration,
+    /// What it is to be told of, by topic and whether from history.
+    pub(super) announce: BTreeMap<(Topic, bool), Vec<(MessageId, u32)>>,
+    pub(super) announce_count: usize,
+    pub(super) announce_due: Option<Duration>,
+    /// Messages that it was asked for and has not given.
+    pub(super) asked: usize,
+    pub(super) asked_bytes: usize,
+    /// What it is asked for next.
+    pub(super) to_ask: VecDeque<MessageId>,
+    pub(super) transfers: usize,
+    pub(super) follows: BTreeSet<Topic>,
+}
+
+impl Peer {
+    pub(super) fn new(
+        node: NodeId,
+        max_frame: u32,
+        egress: SharedEgress,
+        config: &Config,
+        now: Duration,
+    ) -> Peer {
+        let (rate, burst) = (config.max_rps, config.burst_budget_frames);
+        Peer {
+            node,
+            egress,
+            max_frame: max_frame.min(config.max_frame_bytes),
+            rtt: Estimate::guess(RTT_GUESS),
+            push: Bucket::new(rate, burst, now),
+            data: Bucket::new(rate.saturating_mul(RATE_SLACK), burst.saturating_mul(BURST_SLACK), now),
+            control: Bucket::new(rate.saturating_mul(CONTROL_RATE), CONTROL_BURST, now),
+            choked: Duration::ZERO,
+            choke: CHOKE_MIN,
+            announce: BTreeMap::new(),
+            announce_count: 0,
+            announce_due: None,
+            asked: 0,
+            asked_bytes: 0,
+            to_ask: VecDeque::new(),
+            transfers: 0,
+            follows: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn is_choked(&self, now: Duration) -> bool {
+        self.choked > now
+    }
+
+    /// It has no room: nothing is pushed to it for a while, longer each time it says so.
+    pub(super) fn choke(&mut self, now: Duration) {
+        if !self.is_choked(now) {
+            let quiet = now.saturating_sub(self.choked) > CHOKE_MAX;
+            self.choke = if quiet { CHOKE_MIN } else { (self.choke * 2).min(CHOKE_MAX) };
+            self.choked = now + self.choke;
+        }
+    }
+
+    pub(super) fn follow(&mut self, follows: bool, topic: Topic) {
+        if !follows {
+            self.follows.remove(&topic);
+        } else if self.follows.len() < FOLLOWS_MAX {
+            self.follows.insert(topic);
+        }
+    }
+}

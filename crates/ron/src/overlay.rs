@@ -1,0 +1,114 @@
+//! `ron overlay …`: publish, follow, look at peers.
+
+use crate::cli::OverlayCommand;
+use crate::client::{Admin, Target};
+use crate::commands::print;
+use crate::table::{aligned, list, pairs, row, text};
+use anyhow::Context as _;
+use ron_kernel::units::Span;
+use serde_json::Value;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::ExitCode;
+
+pub(crate) fn run(command: OverlayCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        OverlayCommand::Pub { topic, text, wait, target } => publish(&topic, &text, wait, &target),
+        OverlayCommand::Sub { topic, target } => follow(&topic, &target),
+        OverlayCommand::Peers { target } => {
+            let answer = Admin::find(&target)?.ask("GET", "/overlay/peers", "")?;
+            anyhow::ensure!(answer.status == 200, "{}", text(&answer.body["detail"]));
+            print(if target.json { answer.body.to_string() } else { peers(&answer.body) }.trim_end())
+        }
+    }
+}
+
+fn publish(topic: &str, message: &str, wait: Option<Span>, target: &Target) -> anyhow::Result<ExitCode> {
+    let mut payload = message.as_bytes().to_vec();
+    if message == "-" {
+        payload.clear();
+        std::io::stdin().read_to_end(&mut payload).context("cannot read standard input")?;
+    }
+    let wait = wait.map(|wait| format!("{}ms", wait.0.as_millis()));
+    let fields: Vec<_> = wait.iter().map(|wait| ("Request-Timeout", wait.as_str())).collect();
+    let answer = Admin::find(target)?.send("POST", &path(topic), &fields, &payload)?;
+    if target.json {
+        print(&answer.body.to_string())?;
+    }
+    anyhow::ensure!(answer.status == 202, "{}", text(&answer.body["detail"]));
+    if target.json {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let [id, queued, lazy, refused] = ["id", "queued", "lazy", "refused"].map(|key| text(&answer.body[key]));
+    print(&format!("{id}  pushed to {queued}, announced to {lazy}, no room at {refused}"))
+}
+
+fn path(topic: &str) -> String {
+    format!("/overlay/topics/{topic}")
+}
+
+/// Prints until the node ends the stream, which it does when it shuts down.
+fn follow(topic: &str, target: &Target) -> anyhow::Result<ExitCode> {
+    let stream = BufReader::new(Admin::find(target)?.stream(&path(topic))?);
+    let mut event = String::new();
+    for line in stream.lines() {
+        let line = line.context("the node's stream broke off")?;
+        if let Some(name) = line.strip_prefix("event: ") {
+            name.clone_into(&mut event);
+        }
+        let Some(data) = line.strip_prefix("data: ") else { continue };
+        let said: Value = serde_json::from_str(data).context("the node sent what is no JSON")?;
+        if event == "lagged" {
+            eprintln!("ron: too slow for {} messages", text(&said["missed"]));
+        } else if target.json {
+            print(data)?;
+        } else {
+            let payload = if said["payload"].is_null() { &said["payload_base64"] } else { &said["payload"] };
+            let [id, origin, topic, hops] = ["id", "origin", "topic", "hops"].map(|key| text(&said[key]));
+            print(&format!("{id}  {origin}  {topic}  {hops}  {}", text(payload)))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn peers(body: &Value) -> String {
+    let own = format!("{}@{}", text(&body["self"]["node"]), text(&body["self"]["address"]));
+    let mut out = pairs(&[("this node", own)]);
+    let mut rows = vec![row([
+        "NODE",
+        "ADDRESS",
+        "STATE",
+        "DIRECTION",
+        "RTT",
+        "SCORE",
+        "QUEUED",
+        "POST-QUANTUM",
+        "ERROR",
+    ])];
+    for peer in list(&body["peers"]) {
+        let or_dash = |value: &Value| if value.is_null() { "-".to_owned() } else { text(value) };
+        let rtt =
+            peer["rtt_us"].as_u64().map_or("-".to_owned(), |us| format!("{}.{:03} ms", us / 1000, us % 1000));
+        rows.push(vec![
+            text(&peer["node"]),
+            text(&peer["address"]),
+            text(&peer["state"]),
+            or_dash(&peer["direction"]),
+            rtt,
+            or_dash(&peer["score"]),
+            or_dash(&peer["queued_frames"]),
+            or_dash(&peer["post_quantum"]),
+            or_dash(&peer["error"]),
+        ]);
+    }
+    out += &format!("\n{}", aligned(&rows));
+    if !list(&body["greylisted"]).is_empty() {
+        let mut rows = vec![row(["GREYLISTED", "OFFENCE", "SECONDS LEFT"])];
+        rows.extend(
+            list(&body["greylisted"])
+                .iter()
+                .map(|node| ["node", "offence", "seconds"].map(|key| text(&node[key])).into()),
+        );
+        out += &format!("\n{}", aligned(&rows));
+    }
+    out
+}

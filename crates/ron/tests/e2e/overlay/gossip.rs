@@ -1,0 +1,180 @@
+//! Messages among real processes.
+
+use super::{Follower, connects, node, open, peer, peers, publish, text};
+use ron_testkit::{Node, command, get, ron};
+use std::io::Write as _;
+use std::process::Stdio;
+
+#[test]
+fn a_message_reaches_every_node_of_a_line_and_commands_show_it() {
+    let a = node("admit = \"any\"", "");
+    let b = node(&format!("admit = \"any\"\n{}", peers(&[&a])), "");
+    let c = node(&peers(&[&b]), "");
+    connects(&b, 2);
+    let (near, far) = (Follower::start(&a, "news/x"), Follower::start(&c, "news/x"));
+    let said = ron(&["overlay", "pub", "news/x", "hello", "--config", "ron.toml"], a.dir.path());
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let (here, there) = (near.next(), far.next());
+    assert!(String::from_utf8_lossy(&said.stdout).contains(here["id"].as_str().unwrap()));
+    assert_eq!((&here["payload"], &here["hops"]), (&"hello".into(), &0.into()));
+    assert_eq!((&there["payload"], &there["hops"], &there["id"]), (&"hello".into(), &2.into(), &here["id"]));
+    assert_eq!(there["origin"], a.address("overlay", "node").as_str());
+    // Bytes that are no text, from standard input.
+    let args = ["overlay", "pub", "news/x", "-", "--json", "--config", "ron.toml"];
+    let mut child =
+        command(&args, c.dir.path()).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(&[0xff, 0]).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&answer["queued"], &answer["refused"]), (&1.into(), &0.into()));
+    assert_eq!(near.next()["payload_base64"], "/wA=");
+    let shown = ron(&["overlay", "peers", "--config", "ron.toml"], b.dir.path());
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    for word in [peer(&b), a.address("overlay", "node"), c.address("overlay", "node"), "open".to_owned()] {
+        assert!(shown.contains(&word), "{word} is not in {shown}");
+    }
+    c.eventually("all of it is counted", |c| {
+        c.metric("gossip_messages_total{result=\"delivered\"}") == 1.0
+            && c.metric("delivery_hops_bucket{le=\"1\"}") < c.metric("delivery_hops_bucket{le=\"2\"}")
+            && c.metric("delivery_seconds_count") >= 1.0
+            && c.metric("gossip_frames_total{dir=\"rx\"}") >= 1.0
+            && c.metric("gossip_frames_total{dir=\"tx\"}") >= 1.0
+    });
+    assert!(c.metric("gossip_duplicate_ratio") <= 1.0);
+}
+
+#[test]
+fn a_new_node_joins_whom_it_is_told_to() {
+    let a = node("admit = \"any\"", "");
+    let dir = tempfile::tempdir().unwrap();
+    let wrong = ron(&["init", "x", "--join", "nobody"], dir.path());
+    assert_eq!(wrong.status.code(), Some(64));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("ed25519:…@host:port"));
+    assert!(ron(&["init", ".", "--join", &peer(&a)], dir.path()).status.success());
+    let free = ["admin", "overlay"].map(|service| format!("{service}.listen=127.0.0.1:0"));
+    let args = ["run", "overlay", "--config", "ron.toml", "--set", &free[0], "--set", &free[1]];
+    let b = Node::spawn(dir, &args, &[]);
+    connects(&b, 1);
+    connects(&a, 1);
+}
+
+#[test]
+fn what_is_no_topic_no_method_or_too_large_is_refused() {
+    let node = open("", "[overlay.gossip]\nmax_message_bytes = \"64KiB\"\n");
+    assert_eq!(node.admin_post("/overlay/topics/Bad", "x").reason(), "malformed");
+    assert_eq!(node.admin_get("/overlay/nothing").reason(), "not_found");
+    assert_eq!(node.admin_post("/overlay/peers", "").reason(), "method");
+    assert_eq!(node.admin_post("/overlay/topics/a", &"x".repeat(64 << 10)).status, 202);
+    assert_eq!(node.admin_post("/overlay/topics/a", &"x".repeat((64 << 10) + 1)).reason(), "body_cap");
+    assert_eq!(get(&node.admin(), "/overlay/peers").reason(), "unauth");
+    assert_eq!(get(&node.admin(), "/overlay/topics/a").reason(), "unauth");
+}
+
+#[test]
+fn messages_larger_than_a_frame_come_in_chunks() {
+    let gossip = "[overlay.gossip]\nmax_frame_bytes = \"64KiB\"\nchunk_bytes = \"16KiB\"\n";
+    let a = node("admit = \"any\"", gossip);
+    let b = node(&peers(&[&a]), gossip);
+    connects(&b, 1);
+    let follower = Follower::start(&b, "large");
+    let large = "0123456789abcdef".repeat(20_000);
+    let answer = publish(&a, "large", &large);
+    assert_eq!((&answer["queued"], &answer["lazy"]), (&0.into(), &1.into()));
+    assert!(follower.next()["payload"] == large.as_str());
+}
+
+#[test]
+fn a_node_that_was_killed_comes_back_and_catches_up() {
+    let keys = tempfile::tempdir().unwrap();
+    let named = |name: &str| format!("[node]\nkey_file = \"{}/{name}\"\n", keys.path().display());
+    let history = "[overlay.gossip]\nseen_max = 1000\nskew = \"1m\"\nhistory = { count = 100, bytes = \"1MiB\", age = \"5m\" }\n";
+    let a = node("admit = \"any\"", history);
+    let config = text("127.0.0.1:0", &peers(&[&a]), &format!("{history}{}", named("b.key")));
+    let b = Node::start(&["overlay"], &config);
+    connects(&a, 1);
+    b.signal("KILL");
+    a.eventually("it is missed", |a| a.metric("sessions_active") == 0.0);
+    for number in 0..20 {
+        publish(&a, "t", &number.to_string());
+    }
+    let again = Node::start(&["overlay"], &config);
+    assert_eq!(again.address("overlay", "node"), b.address("overlay", "node"));
+    again.eventually("it has caught up", |b| b.metric("gossip_messages_total{result=\"delivered\"}") == 20.0);
+    // A publisher that is killed is dialled again where it was.
+    let follower = Follower::start(&again, "t");
+    publish(&a, "t", "after");
+    assert_eq!(follower.payloads(1), ["after"]);
+}
+
+#[test]
+fn a_listener_that_was_killed_is_dialled_again() {
+    let keys = tempfile::tempdir().unwrap();
+    let named = format!("[node]\nkey_file = \"{}/a.key\"\n", keys.path().display());
+    let first = node("admit = \"any\"", &named);
+    let address = first.address("overlay", "oap");
+    let b = node(&peers(&[&first]), "");
+    connects(&b, 1);
+    first.signal("KILL");
+    b.eventually("it is missed", |b| b.metric("sessions_active") == 0.0);
+    b.eventually("it is dialled in vain", |b| {
+        b.metric("backoff_retries_total{service=\"overlay\",op=\"connect\"}") >= 2.0
+    });
+    let second = Node::start(&["overlay"], &text(&address, "admit = \"any\"", &named));
+    connects(&b, 1);
+    drop(second);
+}
+
+#[test]
+fn a_shutdown_writes_what_is_queued_first() {
+    let mut a = node("admit = \"any\"", "[overlay.peer]\nmax_rps = 0\n");
+    let b = node(&peers(&[&a]), "[overlay.peer]\nmax_rps = 0\n");
+    connects(&b, 1);
+    let follower = Follower::start(&b, "t");
+    let mut sent: Vec<String> = (0..200).map(|number| format!("{number:04}{}", "x".repeat(4000))).collect();
+    for payload in &sent {
+        publish(&a, "t", payload);
+    }
+    assert_eq!(a.stop(), 0);
+    sent.sort();
+    assert!(follower.payloads(200) == sent);
+    b.eventually("the session is over", |b| b.metric("sessions_active") == 0.0);
+}
+
+#[test]
+fn an_engine_that_panics_begins_anew_and_the_peers_come_back() {
+    let a = node("admit = \"any\"", "[node]\ndanger_ok = true\n");
+    let b = node(&peers(&[&a]), "");
+    connects(&b, 1);
+    let follower = Follower::start(&a, "t");
+    let body = r#"{"service":"overlay","kind":"gossip","fraction":1.0}"#;
+    assert_eq!(a.admin_post("/debug/tasks/kill", body).json()["killed"], 1);
+    a.eventually("it is restarted", |a| a.metric("service_restarts_total{service=\"overlay\"}") >= 1.0);
+    a.eventually("the old session is over", |a| a.metric("session_close_total{reason=\"restart\"}") == 1.0);
+    connects(&b, 1);
+    connects(&a, 1);
+    publish(&b, "t", "again");
+    assert_eq!(follower.payloads(1), ["again"]);
+}
+
+#[test]
+fn the_registrys_commits_are_told_to_whoever_follows_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let off = "[gateway]\nenabled = false\n[edge]\nenabled = false\n[registry]\nlisten = \"127.0.0.1:0\"\nauth = \"open\"\n";
+    let config = text("127.0.0.1:0", "enabled = true", off);
+    std::fs::write(dir.path().join("ron.toml"), config).unwrap();
+    let node = Node::spawn(dir, &["up", "--config", "ron.toml"], &[]);
+    let follower = Follower::start(&node, "ron.registry.head");
+    std::fs::write(node.dir.path().join("route.json"), r#"{"path":"/a","upstream":"u"}"#).unwrap();
+    let url = format!("http://{}", node.address("registry", "http"));
+    let run = |args: &[&str]| {
+        let output = ron(&[args, &["--url", &url]].concat(), node.dir.path());
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let put = run(&["registry", "put", "route", "r", "route.json", "--yes"]);
+    let id = put.trim();
+    run(&["registry", "approve", id, "--key", "node.key", "--signer", "node", "--yes"]);
+    run(&["registry", "commit", id]);
+    let told: serde_json::Value = serde_json::from_str(follower.next()["payload"].as_str().unwrap()).unwrap();
+    assert_eq!(told["version"], 1);
+}
