@@ -17,7 +17,7 @@ pub const TOKEN_BYTES_MAX: usize = 8 << 10;
 /// Scopes of one token that are tried where no particular one is wanted.
 const SCOPES_MAX: usize = 16;
 /// Time one token's checks may take. Wall time, so long enough that a busy machine refuses no good token.
-const CHECK_TIME: Duration = Duration::from_millis(100);
+const CHECK_TIME: Duration = Duration::from_millis(500);
 
 /// What a token is limited to. Scopes and tenant are granted when it is minted and narrowed when attenuated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use ron_testkit::{Node, command};
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 /// A node that runs the overlay alone; `keys` goes into its table, `rest` behind it.
@@ -58,7 +58,7 @@ impl Follower {
         let args = ["overlay", "sub", topic, "--json", "--config", "ron.toml"];
         let mut child = command(&args, node.dir.path()).stdout(Stdio::piped()).spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
-        let (sender, lines) = channel();
+        let (sender, lines) = sync_channel(10_000);
         std::thread::spawn(move || {
             for line in out.lines().map_while(Result::ok) {
                 let _ = sender.send(serde_json::from_str(&line).unwrap());
