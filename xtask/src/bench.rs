@@ -54,8 +54,13 @@ const OF_REGISTRY: [(&str, Scenario); 4] = [
     ("verify", registry::verify),
 ];
 
-const OF_EDGE: [(&str, Scenario); 4] =
-    [("objects", edge::objects), ("ranges", edge::ranges), ("tiles", edge::tiles), ("memory", edge::memory)];
+const OF_EDGE: [(&str, Scenario); 5] = [
+    ("objects", edge::objects),
+    ("ranges", edge::ranges),
+    ("tiles", edge::tiles),
+    ("herd", edge::herd),
+    ("memory", edge::memory),
+];
 
 pub(crate) fn gateway(args: &[&str]) -> bool {
     run("gateway", &SCENARIOS, &tools::FOR_BENCHES, args)

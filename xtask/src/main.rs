@@ -24,7 +24,7 @@ cargo xtask bench gateway [--quick] [SCENARIO...]
                                        h1 h2 tls reject tenants idle latency stream overload
 cargo xtask bench edge [--quick] [SCENARIO...]
                                        beside nginx, Varnish and, if installed, Martin; none named: all of
-                                       objects ranges tiles memory
+                                       objects ranges tiles herd memory
 cargo xtask bench registry [--quick] [SCENARIO...]
                                        beside etcd; none named: all of commits reads streams verify
 cargo xtask soak gateway [MINUTES]     overload, faults, kills and reloads, 30 minutes by default

@@ -8,14 +8,16 @@ use super::peers::{self, Server};
 use super::process::rss_mib;
 use super::{Bench, table};
 use crate::run::cargo;
+use ron_testkit::{Origin, Script, percentile};
 use serde_json::{Map, Value, json};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Objects, by name and bytes.
 const OBJECTS: [(&str, usize); 3] = [("1k", 1 << 10), ("64k", 64 << 10), ("1m", 1 << 20)];
@@ -73,8 +75,8 @@ fn all(bench: &Bench) -> Option<(Server, Server, Vec<Server>)> {
     }
     let peers = vec![
         peers::files(&bench.dir, "nginx", false)?,
-        peers::nginx_cache(&bench.dir, &origin)?,
-        peers::varnish(&bench.dir, &origin)?,
+        peers::nginx_cache(&bench.dir, &origin.http)?,
+        peers::varnish(&bench.dir, &origin.http)?,
     ];
     Some((origin, node, peers))
 }
@@ -143,6 +145,67 @@ fn each(list: &Path, prefix: &str) -> String {
          function request()\nn = n + 1\nreturn sent[(n - 1) % #sent + 1]\nend\n",
         list.display()
     )
+}
+
+/// Many who want one cold object at the same time, over an origin that takes its time.
+pub(super) fn herd(bench: &Bench) -> Option<Value> {
+    const HERD: usize = 100;
+    const LATE: Duration = Duration::from_millis(50);
+    let origin = Origin::start(|_| {
+        Script::Late(LATE, "200 OK\r\nCache-Control: max-age=600\r\n".to_owned(), vec![b'x'; 20 << 10])
+    });
+    let site = format!(
+        "[[edge.sites]]\nhosts = [\"*\"]\norigin = \"{}\"\nallow_http = true\nallow_private = true\n",
+        origin.url()
+    );
+    let (address, dir) = (origin.address.as_str(), &bench.dir);
+    let servers =
+        [peers::edge(bench, &site), peers::nginx_cache(dir, address)?, peers::varnish(dir, address)?];
+    let mut rows = vec![table::row(&["", "fetches", "p50 ms", "p99 ms"])];
+    let mut result = Map::new();
+    let mut delays = [const { Vec::new() }; 3];
+    let mut fetches = [0; 3];
+    for round in 0..bench.rounds {
+        for (number, server) in servers.iter().enumerate() {
+            let path = format!("/herd/{round}/{number}");
+            delays[number].extend(stampede(&server.http, &path, HERD)?);
+            fetches[number] += origin.count(&path);
+        }
+    }
+    for ((server, delays), fetches) in servers.iter().zip(&mut delays).zip(fetches) {
+        let mut at = |share| percentile(delays, share).as_secs_f64() * 1e3;
+        let (p50, p99) = (at(0.5), at(0.99));
+        let fetches = fetches as f64 / bench.rounds as f64;
+        rows.push(vec![
+            server.name.to_owned(),
+            format!("{fetches:.1}"),
+            format!("{p50:.1}"),
+            format!("{p99:.1}"),
+        ]);
+        let one = json!({"fetches": fetches, "p50_ms": p50, "p99_ms": p99});
+        result.insert(server.name.to_owned(), one);
+    }
+    table::print("herd: 100 clients, one cold object, origin of 50 ms (goal: 1 fetch, p99 <= 75 ms)", &rows);
+    Some(result.into())
+}
+
+/// The time that each of so many clients waits for the whole answer; they are connected, and begin together.
+fn stampede(address: &str, path: &str, clients: usize) -> Option<Vec<Duration>> {
+    let begin = Barrier::new(clients);
+    std::thread::scope(|scope| {
+        let mut waiting = Vec::new();
+        for _ in 0..clients {
+            let mut client = ron_testkit::Client::connect(address).ok()?;
+            let begin = &begin;
+            waiting.push(scope.spawn(move || {
+                begin.wait();
+                let begun = Instant::now();
+                let answer = client.request("GET", path, &[], b"").ok()?;
+                (answer.status == 200 && answer.body.len() == 20 << 10).then(|| begun.elapsed())
+            }));
+        }
+        waiting.into_iter().map(|client| client.join().ok().flatten()).collect()
+    })
 }
 
 /// What a large object takes of memory while several read it.

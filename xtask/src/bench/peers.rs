@@ -281,21 +281,20 @@ pub(crate) fn files(dir: &Path, name: &'static str, origin: bool) -> Option<Serv
 }
 
 /// nginx that keeps what the origin sends on disk.
-pub(crate) fn nginx_cache(dir: &Path, origin: &Server) -> Option<Server> {
+pub(crate) fn nginx_cache(dir: &Path, origin: &str) -> Option<Server> {
     let http = free_address();
     let server = format!(
-        "listen {http} backlog=4096;\nlocation / {{ proxy_pass http://{}; proxy_cache kept; proxy_cache_lock on; }}",
-        origin.http
+        "listen {http} backlog=4096;\nlocation / {{ proxy_pass http://{origin}; proxy_cache kept; proxy_cache_lock on; }}"
     );
     let kept = format!("proxy_cache_path {}/kept keys_zone=kept:16m;", dir.display());
     nginx("nginx cache", dir, PROXY_CORE, &server, &kept, http, String::new())
 }
 
 /// Varnish, which keeps what the origin sends in memory.
-pub(crate) fn varnish(dir: &Path, origin: &Server) -> Option<Server> {
+pub(crate) fn varnish(dir: &Path, origin: &str) -> Option<Server> {
     let http = free_address();
     let mut command = Command::new("taskset");
-    command.args(["-c", PROXY_CORE, "varnishd", "-F", "-a", &http, "-b", &origin.http]);
+    command.args(["-c", PROXY_CORE, "varnishd", "-F", "-a", &http, "-b", origin]);
     command.args(["-s", "malloc,256m", "-n"]).arg(dir.join("varnish"));
     started("varnish", command, http, String::new())
 }
