@@ -313,6 +313,52 @@ fn what_a_head_makes_private_is_not_kept() {
 }
 
 #[test]
+fn what_is_stored_for_whom_is_decided_by_what_the_origin_saw() {
+    fn choose(head: &str) -> Script {
+        let seen =
+            ["accept-language", "x-forwarded-for", "forwarded"].map(|name| field(head, name)).join("|");
+        let fields = "Cache-Control: max-age=600\r\nVary: Accept-Language, X-Forwarded-For, Forwarded\r\n";
+        ok(fields, seen.as_bytes())
+    }
+    let site = Site::start(|_| Script::ByHead(choose));
+    let get = |fields: &[(&str, &str)]| {
+        let mut client = Client::connect(&site.edge.address()).unwrap();
+        client.request("GET", "/x", fields, b"").unwrap()
+    };
+    // A field that goes no further than here says nothing about what comes back.
+    let hidden = get(&[("Accept-Language", "de"), ("Connection", "Accept-Language")]);
+    assert_eq!(hidden.text(), "|127.0.0.1|");
+    let german = get(&[("Accept-Language", "de")]);
+    assert_eq!(german.text(), "de|127.0.0.1|");
+    assert_eq!(german.header("cache-status"), Some("ron-edge; fwd=vary-miss; stored"));
+    // Nor does what a client says of itself where the origin is told by us.
+    let claimed = get(&[("X-Forwarded-For", "192.0.2.1"), ("Forwarded", "for=192.0.2.1")]);
+    assert_eq!(claimed.text(), "|127.0.0.1|");
+    assert!(claimed.header("cache-status").unwrap().starts_with("ron-edge; hit"));
+}
+
+#[test]
+fn offline_asks_for_no_confirmation_and_uses_nothing_that_needs_it() {
+    let site = Site::start(|path| {
+        let rule = match path {
+            "/swr" => "max-age=0, stale-while-revalidate=600",
+            "/strict" => "max-age=0, must-revalidate",
+            "/never" => "no-cache, max-age=600",
+            _ => "max-age=0",
+        };
+        ok(&format!("Cache-Control: {rule}\r\nETag: \"1\"\r\n"), b"kept")
+    });
+    let paths = ["/swr", "/strict", "/never", "/plain"];
+    paths.iter().for_each(|path| assert_eq!(site.get(path).text(), "kept"));
+    site.edge.node.write_config(&config("mode = \"offline\"", &table(&site.origin)));
+    assert_eq!(site.edge.node.admin_post("/admin/reload", "").status, 200);
+    let statuses = paths.map(|path| (site.get(path).status, site.get(path).status));
+    assert_eq!(statuses, [(200, 200), (504, 504), (504, 504), (200, 200)]);
+    let asked: Vec<usize> = paths.iter().map(|path| site.origin.count(path)).collect();
+    assert_eq!(asked, [1; 4], "nobody was asked again");
+}
+
+#[test]
 fn stale_responses_are_confirmed_refreshed_behind_the_back_and_stand_in() {
     let version = Arc::new(AtomicUsize::new(1));
     let now = version.clone();

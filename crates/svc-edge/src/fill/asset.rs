@@ -16,12 +16,23 @@ use http::header::{
 };
 use http::{Method, StatusCode};
 use ron_kernel::admission::decode::{Coding, codings};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 const KEYS_MAX: usize = 32;
 const KEY_MAX: usize = 128;
 const CONTENT_TYPE_MAX: usize = 200;
+
+/// What every origin of assets is asked with, and so what their answers may vary by.
+pub(crate) static FIELDS: LazyLock<HeaderMap> = LazyLock::new(|| {
+    let fields = [
+        (ACCEPT, "*/*"),
+        // Encodings are made here, and an object's address is that of its plain bytes.
+        (ACCEPT_ENCODING, "identity"),
+        (VIA, "1.1 ron"),
+    ];
+    fields.into_iter().map(|(name, value)| (name, HeaderValue::from_static(value))).collect()
+});
 
 /// An asset to be brought in.
 #[derive(Debug)]
@@ -119,10 +130,7 @@ impl Fill {
         until: Instant,
     ) -> Result<Fetched, Failure> {
         let mut request = work.head().map(revalidation).unwrap_or_default();
-        request.insert(ACCEPT, HeaderValue::from_static("*/*"));
-        // Encodings are made here, and an object's address is that of its plain bytes.
-        request.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        request.insert(VIA, HeaderValue::from_static("1.1 ron"));
+        request.extend(FIELDS.clone());
         let (mut origin, mut target) = (work.origin.clone(), work.target.clone());
         for _ in 0..=REDIRECTS_MAX {
             let ask = Ask::get(&origin, target.clone(), request.clone());

@@ -5,7 +5,9 @@ use super::{Edge, Snapshot, Source, unix_millis, value};
 use crate::cache::{self, CACHE_STATUS, CacheStatus, StoredHead, UnixMillis, Verdict};
 use crate::cas::{Found, Object};
 use crate::config::Mode;
-use crate::fill::{AssetWork, Begun, Failure, Flight, FlightBody, Job, Landed, News, Origin, Pilot, Work};
+use crate::fill::{
+    AssetWork, Begun, FIELDS, Failure, Flight, FlightBody, Job, Landed, News, Origin, Pilot, Work,
+};
 use crate::semantics::{Coding, REPR_DIGEST, Variant, repr_digest, type_of};
 use http::header::{
     ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderMap, HeaderValue, IF_MATCH, IF_UNMODIFIED_SINCE,
@@ -386,7 +388,7 @@ fn plan(found: Option<&Found>, wanted: &Wanted<'_>) -> Plan {
     if is_bad(found) {
         return Plan::Fetch { stands_in: false };
     }
-    match cache::decide((&Method::GET, &HeaderMap::new()), &[head], &origin.policy, now) {
+    match cache::decide((&Method::GET, &FIELDS), &[head], &origin.policy, now) {
         Verdict::Reuse(reuse) if reuse.freshness.is_fresh() => hit,
         Verdict::Reuse(reuse) => Plan::Serve { source: Source::Stale, revalidate: reuse.revalidate },
         Verdict::Forward(forward) => Plan::Fetch { stands_in: forward.on_error.is_some() },

@@ -1,6 +1,6 @@
 //! Sites: a whole host through the cache, as a reverse proxy.
 
-use super::{Edge, Snapshot, Source, unix_millis};
+use super::{Edge, Snapshot, Source, unix_millis, value};
 use crate::body::PartsBody;
 use crate::cache::{
     self, Answer, CACHE_STATUS, CacheStatus, Forward, Freshness, Reuse, StoredHead, UnixMillis, Verdict,
@@ -14,7 +14,7 @@ use crate::fill::{
 };
 use crate::semantics::Preconditions;
 use http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, IF_MATCH,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, FORWARDED, HOST, HeaderMap, HeaderName, IF_MATCH,
     IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, PRAGMA, RANGE, VIA,
 };
 use http::request::Parts;
@@ -54,21 +54,28 @@ impl Visit<'_> {
         format!("{target}\0{scheme}://{}", self.host)
     }
 
-    /// The client's fields as the origin gets them.
-    fn forwarded(&self, request: &Parts) -> HeaderMap {
-        let mut headers = cleaned(request.headers.clone());
-        for name in [HOST, CONTENT_LENGTH, X_FORWARDED_FOR, REQUEST_TIMEOUT] {
+    /// The client's fields with what the origin makes of them in mind: who gets what is stored is decided by nothing
+    /// that the origin does not see.
+    fn relevant(&self, headers: HeaderMap) -> HeaderMap {
+        let mut headers = cleaned(headers);
+        for name in [CONTENT_LENGTH, FORWARDED] {
             headers.remove(name);
         }
-        let text = |text: &str| HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static(""));
         let address = if self.conn.address.is_empty() { "unknown" } else { &self.conn.address };
-        headers.insert(X_FORWARDED_FOR, text(address));
-        headers.insert(X_FORWARDED_HOST, text(self.host));
-        headers.insert(X_FORWARDED_PROTO, text(if self.conn.secure { "https" } else { "http" }));
+        headers.insert(X_FORWARDED_FOR, value(address));
+        headers.insert(X_FORWARDED_HOST, value(self.host));
+        headers.insert(X_FORWARDED_PROTO, value(if self.conn.secure { "https" } else { "http" }));
+        headers
+    }
+
+    /// The same as the origin gets them.
+    fn forwarded(&self, request: &Parts) -> HeaderMap {
+        let mut headers = request.headers.clone();
+        headers.remove(HOST);
         headers.append(VIA, via(request.version));
         headers.insert(X_CORR_ID, self.corr.value().clone());
         let left = self.budget.remaining(Instant::now()).as_millis();
-        headers.insert(REQUEST_TIMEOUT, text(&format!("{left}ms")));
+        headers.insert(REQUEST_TIMEOUT, value(format!("{left}ms")));
         headers
     }
 
@@ -93,11 +100,12 @@ impl From<Rejection> for Retry {
 impl Edge {
     pub(super) async fn visit(
         &self,
-        request: Parts,
+        mut request: Parts,
         body: Body,
         visit: &Visit<'_>,
         permit: Permit,
     ) -> Result<Response<Body>, Rejection> {
+        request.headers = visit.relevant(request.headers);
         let target = request.uri.path_and_query().map_or("/", |it| it.as_str()).to_owned();
         let reads = matches!(request.method, Method::GET | Method::HEAD) && body.exact_len() == Some(0);
         if !reads || target.len() > KEY_MAX {
@@ -135,7 +143,7 @@ impl Edge {
                     let response = self
                         .serve_stored(request, found, reuse.freshness, (source, status), visit, permit)
                         .await?;
-                    if reuse.revalidate {
+                    if reuse.revalidate && visit.snapshot.settings.mode == Mode::Live {
                         self.refresh(request, target, key, stored, reuse.stored, visit);
                     }
                     return Ok(response);
@@ -206,7 +214,7 @@ impl Edge {
         }
     }
 
-    /// Without an origin: what is stored, however old, or nothing.
+    /// Without an origin: what is stored, however old unless that is forbidden, or nothing.
     async fn visit_offline(
         &self,
         request: &Parts,
@@ -216,7 +224,15 @@ impl Edge {
     ) -> Result<Response<Body>, Retry> {
         let heads = heads(stored);
         if let Some(at) = cache::select(&request.headers, &heads) {
-            let freshness = heads[at].freshness(&visit.origin.policy, UnixMillis(unix_millis()));
+            let freshness = freshness(&stored[at], visit);
+            if heads[at].needs_origin(freshness) {
+                self.count_cache(Source::Miss);
+                let detail = "what is stored must be confirmed first, and origins are not asked now";
+                let status = CacheStatus { detail: Some("offline"), ..bare() };
+                return Err(Rejection::new(Reason::Timeout, detail)
+                    .header(CACHE_STATUS, status.value())
+                    .into());
+            }
             let status = CacheStatus { hit: true, detail: Some("offline"), ..bare() };
             return self
                 .serve_stored(request, &stored[at], freshness, (Source::Stale, status), visit, permit)
@@ -507,7 +523,7 @@ impl Edge {
         if asked.answer.status == StatusCode::OK
             && let Some(at) = cache::select(&request.headers, &heads)
         {
-            let freshened = freshen_by_head(heads[at], &ask.headers, &headers, asked.exchange);
+            let freshened = freshen_by_head(heads[at], &request.headers, &headers, asked.exchange);
             let kept = freshened.keep.then_some(freshened.head);
             // What cannot be noted now is noted when it is next confirmed.
             let _ = self.cas.freshen(stored[at].name.clone(), stored[at].asset.clone(), kept).await;
