@@ -359,6 +359,60 @@ fn offline_asks_for_no_confirmation_and_uses_nothing_that_needs_it() {
 }
 
 #[test]
+fn what_was_on_its_way_when_it_was_purged_or_changed_is_not_stored() {
+    for change in ["purge", "post"] {
+        let (gate, count) = (Gate::default(), AtomicUsize::new(0));
+        let held = gate.clone();
+        let site = Site::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
+            0 => {
+                held.pass();
+                ok("Cache-Control: max-age=600\r\n", b"old")
+            }
+            _ => ok("Cache-Control: max-age=600\r\n", b"new"),
+        });
+        let mut client = Client::connect(&site.edge.address()).unwrap();
+        client.send(b"GET /x HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+        site.edge.node.eventually("it is on its way", |_| site.origin.count("/x") == 1);
+        let changed = match change {
+            "purge" => site.edge.send("POST", "/edge/purge", &[], br#"{"path":"/x"}"#),
+            _ => site.edge.send("POST", "/x", &[], b"change"),
+        };
+        assert_eq!(changed.status, 200, "{change}");
+        // Not stored, so that what the held answer leaves behind can be seen.
+        let now = site.edge.get("/x", &[("Cache-Control", "no-store")]);
+        assert_eq!(now.text(), "new", "{change}: nobody joins what is out of date");
+        gate.open();
+        assert_eq!(client.read_answer("GET").unwrap().text(), "old");
+        let after = site.get("/x");
+        assert_eq!((after.text().as_str(), site.origin.count("/x") > 2), ("new", true), "{change}");
+    }
+}
+
+#[test]
+fn a_part_whose_end_nobody_knows_is_not_asked_for_twice_in_vain() {
+    let seen = Arc::new(AtomicUsize::new(0));
+    let counted = seen.clone();
+    let site = Site::start(move |_| match counted.fetch_add(1, Ordering::SeqCst) {
+        // All of it is there, and the last chunk is not.
+        0 => Script::Raw(
+            b"HTTP/1.1 200 OK\r\nCache-Control: max-age=600\r\nETag: \"1\"\r\n\
+              Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n"
+                .to_vec(),
+        ),
+        1 => {
+            Script::Answer("416 Range Not Satisfiable\r\nContent-Range: bytes */4\r\n".to_owned(), Vec::new())
+        }
+        _ => ok("Cache-Control: max-age=600\r\nETag: \"1\"\r\n", b"body"),
+    });
+    let mut client = Client::connect(&site.edge.address()).unwrap();
+    client.send(b"GET /x HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    assert!(client.read_answer("GET").is_err(), "cut");
+    let whole = site.get("/x");
+    assert_eq!((whole.status, whole.text().as_str()), (200, "body"));
+    assert_eq!(seen.load(Ordering::SeqCst), 3);
+}
+
+#[test]
 fn stale_responses_are_confirmed_refreshed_behind_the_back_and_stand_in() {
     let version = Arc::new(AtomicUsize::new(1));
     let now = version.clone();

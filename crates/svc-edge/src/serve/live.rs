@@ -3,7 +3,7 @@
 use super::read::{Resource, pass_freshness};
 use super::{Edge, Snapshot, Source, unix_millis, value};
 use crate::cache::{self, CACHE_STATUS, CacheStatus, StoredHead, UnixMillis, Verdict};
-use crate::cas::{Found, Object};
+use crate::cas::{Epoch, Found, Object};
 use crate::config::Mode;
 use crate::fill::{
     AssetWork, Begun, FIELDS, Failure, Flight, FlightBody, Job, Landed, News, Origin, Pilot, Work,
@@ -47,6 +47,8 @@ struct Wanted<'a> {
     origin: Option<(&'a Arc<Origin>, String)>,
     snapshot: &'a Arc<Snapshot>,
     budget: Budget,
+    /// When it was asked for.
+    since: Epoch,
 }
 
 impl Edge {
@@ -77,6 +79,7 @@ impl Edge {
             }),
             snapshot,
             budget,
+            since: self.cas.epoch(),
         };
         let mut permit = Some(permit);
         for attempt in 1..=ATTEMPTS {
@@ -153,6 +156,7 @@ impl Edge {
             target: target.to_owned(),
             name: wanted.key.clone(),
             stored: found.filter(|_| !bad).map(|found| found.asset.clone()),
+            since: wanted.since,
         };
         let until = Instant::now() + wanted.snapshot.settings.fill.deadline.0;
         let job = Job { pilot, work: Work::Asset(Box::new(work)), snapshot: wanted.snapshot.clone(), until };

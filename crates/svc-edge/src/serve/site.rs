@@ -6,11 +6,11 @@ use crate::cache::{
     self, Answer, CACHE_STATUS, CacheStatus, Forward, Freshness, Reuse, StoredHead, UnixMillis, Verdict,
     answer, freshen_by_head, invalidated,
 };
-use crate::cas::{self, Names, ReadError};
+use crate::cas::{self, Epoch, Names, ReadError};
 use crate::config::Mode;
 use crate::fill::{
-    Ask, Asked, Begun, Exchanged, Failure, Fill, Flight, FlightBody, Job, News, Origin, Passed, Pilot,
-    SiteWork, Work, cleaned, via,
+    Ask, Asked, Begun, Exchanged, Failure, Fill, Flight, FlightBody, Job, NAME_MAX, News, Origin, Passed,
+    Pilot, SiteWork, Work, cleaned, via,
 };
 use crate::semantics::Preconditions;
 use http::header::{
@@ -34,8 +34,6 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 
 /// Times that a request begins anew, see the assets.
 const ATTEMPTS: usize = 4;
-/// Longest path and query that is kept.
-const KEY_MAX: usize = 4096;
 
 /// A request to a site.
 pub(super) struct Visit<'a> {
@@ -108,7 +106,7 @@ impl Edge {
         request.headers = visit.relevant(request.headers);
         let target = request.uri.path_and_query().map_or("/", |it| it.as_str()).to_owned();
         let reads = matches!(request.method, Method::GET | Method::HEAD) && body.exact_len() == Some(0);
-        if !reads || target.len() > KEY_MAX {
+        if !reads || target.len() > NAME_MAX {
             return self.pass(&request, &target, body, visit, permit).await;
         }
         let mut permit = Some(permit);
@@ -131,6 +129,7 @@ impl Edge {
         permit: Permit,
     ) -> Result<Response<Body>, Retry> {
         let key = visit.key(target);
+        let since = self.cas.epoch();
         let stored = self.cas.responses(&key);
         let heads = heads(&stored);
         let now = UnixMillis(unix_millis());
@@ -144,7 +143,7 @@ impl Edge {
                         .serve_stored(request, found, reuse.freshness, (source, status), visit, permit)
                         .await?;
                     if reuse.revalidate && visit.snapshot.settings.mode == Mode::Live {
-                        self.refresh(request, target, key, stored, reuse.stored, visit);
+                        self.refresh(request, target, (key, since), stored, reuse.stored, visit);
                     }
                     return Ok(response);
                 }
@@ -171,6 +170,7 @@ impl Edge {
             client: request.headers.clone(),
             request: visit.forwarded(request),
             stored,
+            since,
             forward,
             interim: visit.conn.interim.clone().filter(|_| request.version == Version::HTTP_11),
         });
@@ -248,7 +248,7 @@ impl Edge {
         &self,
         request: &Parts,
         target: &str,
-        key: String,
+        (key, since): (String, Epoch),
         stored: Vec<cas::Response>,
         which: usize,
         visit: &Visit<'_>,
@@ -286,6 +286,7 @@ impl Edge {
             client: request.headers.clone(),
             request: headers,
             stored,
+            since,
             forward,
             interim: None,
         };
@@ -359,7 +360,9 @@ impl Edge {
         permit: Permit,
     ) -> Result<Response<Body>, Retry> {
         let status = CacheStatus { forwarded: Some(work.forward.reason), ..bare() };
-        match self.fill.exchange(&work, visit.snapshot, visit.until()).await {
+        let exchange = self.fill.exchange(&work, visit.snapshot, visit.until());
+        let exchanged = tokio::time::timeout_at(visit.until().into(), exchange).await;
+        match exchanged.unwrap_or(Err(Failure::Timeout)) {
             Err(failure) => self.stand_in(request, &work, failure, visit, permit).await,
             Ok(Exchanged::StandIn) => {
                 let failure = Failure::Upstream("it answered with an error".to_owned());
@@ -441,15 +444,9 @@ impl Edge {
             None => Body::default(),
             Some(range) => {
                 let body = PartsBody::open(&self.cas, found, range, visit.budget.until, permit).await;
-                body.map_err(|error| {
-                    if matches!(error, ReadError::Corrupt) {
-                        self.cas.note_bad();
-                    }
-                    tracing::warn!(%error, "a stored response cannot be read");
-                    Retry::Again(Rejection::new(
-                        Reason::DigestStored,
-                        "the stored bytes are not those of the response",
-                    ))
+                body.map_err(|error| match (self.unreadable(&found.name, &error), error) {
+                    (rejection, ReadError::Corrupt | ReadError::Gone) => Retry::Again(rejection),
+                    (rejection, ReadError::Io(_)) => Retry::Never(rejection),
                 })?
             }
         };
@@ -526,7 +523,8 @@ impl Edge {
             let freshened = freshen_by_head(heads[at], &request.headers, &headers, asked.exchange);
             let kept = freshened.keep.then_some(freshened.head);
             // What cannot be noted now is noted when it is next confirmed.
-            let _ = self.cas.freshen(stored[at].name.clone(), stored[at].asset.clone(), kept).await;
+            let noting = self.cas.freshen(stored[at].name.clone(), stored[at].asset.clone(), kept);
+            let _ = tokio::time::timeout_at(visit.budget.until.into(), noting).await;
         }
         Ok(pass_on(request, asked, headers, status, visit, permit))
     }
@@ -564,8 +562,12 @@ impl Edge {
         if let Ok(base) = base.parse::<Uri>() {
             for path in invalidated(&request.method, &base, (asked.answer.status, &headers)) {
                 let names = Names::Response(visit.key(&path));
-                if let Err(error) = self.cas.forget(names, Preconditions::default()).await {
-                    tracing::warn!(%error, "a changed resource could not be forgotten");
+                self.fill.flights.part(&names);
+                let forgetting = self.cas.forget(names, Preconditions::default());
+                // The answer does not wait for longer than its client; it is forgotten all the same.
+                match tokio::time::timeout_at(visit.budget.until.into(), forgetting).await {
+                    Ok(Ok(_)) | Err(_) => {}
+                    Ok(Err(error)) => tracing::warn!(%error, "a changed resource could not be forgotten"),
                 }
             }
         }
