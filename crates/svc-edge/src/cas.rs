@@ -14,7 +14,7 @@ mod scrub;
 pub mod tree;
 mod upload;
 
-pub use catalog::{Asset, Names, Object, response_name};
+pub use catalog::{Asset, Epoch, Names, Object, response_name};
 pub use disk::DiskError;
 pub(crate) use hot::HOT;
 pub use keep::{NewName, NewResponse, Op, Put, Stored, keep};
@@ -279,9 +279,20 @@ impl Cas {
         self.send(Op::Put(Box::new(put), reply), answer).await
     }
 
+    /// What is asked of an origin from now on is not concerned by what was forgotten before.
+    pub fn epoch(&self) -> Epoch {
+        self.catalog.lock().epoch()
+    }
+
+    /// Whether a name was forgotten since.
+    pub fn was_forgotten(&self, name: &str, since: Epoch) -> bool {
+        self.catalog.lock().was_forgotten(name, &[], since)
+    }
+
     /// Forgets names, and the objects that only they led to; returns how many names.
     pub async fn forget(&self, which: Names, conditions: Preconditions) -> Result<usize, CasError> {
         let (reply, answer) = oneshot::channel();
+        self.catalog.lock().note_forgotten(which.clone());
         self.send(Op::Forget(which, conditions, reply), answer).await
     }
 

@@ -11,7 +11,7 @@ pub(crate) mod origin;
 mod pump;
 mod response;
 
-pub(crate) use asset::AssetWork;
+pub(crate) use asset::{AssetWork, FIELDS, NAME_MAX};
 pub(crate) use flight::{Begun, FLIGHTS, FlightBody, Landed, News};
 pub(crate) use negative::NEGATIVE;
 pub(crate) use origin::{Ask, Asked, IDLE, Origin, Origins, Patience, host_of, via};

@@ -142,6 +142,28 @@ fn what_is_not_stored_is_fetched_once_and_served_like_any_asset() {
 }
 
 #[test]
+fn an_asset_that_varies_by_what_we_ask_with_is_a_hit() {
+    let filled = Filled::start("", PRIVATE, |_| {
+        ok("Cache-Control: max-age=60\r\nVary: Accept-Encoding, Accept\r\n", b"the same")
+    });
+    assert_eq!(filled.get("/edge/assets/img/x").text(), "the same");
+    let again = filled.edge.get("/edge/assets/img/x", &[("Accept-Encoding", "br"), ("Accept", "image/png")]);
+    assert_eq!((again.text().as_str(), again.header("cache-status")), ("the same", Some("ron-edge; hit")));
+    assert_eq!(filled.origin.count("/x"), 1);
+}
+
+#[test]
+fn an_asset_with_a_very_long_query_is_fetched_and_not_kept() {
+    let filled = Filled::start("", PRIVATE, |_| ok("Cache-Control: max-age=60\r\n", b"long"));
+    let path = format!("/edge/assets/img/x?{}", "q".repeat(5000));
+    for asked in 1..3 {
+        assert_eq!(filled.get(&path).text(), "long");
+        assert_eq!(filled.origin.seen.lock().unwrap().len(), asked);
+    }
+    assert_eq!(filled.edge.node.metric("edge_cas_bytes"), 0.0);
+}
+
+#[test]
 fn what_was_filled_is_there_after_a_kill_and_never_torn() {
     let body: Vec<u8> = (0..3_000_000u32).map(|n| (n / 7) as u8).collect();
     let sent = body.clone();

@@ -353,6 +353,106 @@ fn who_comes_while_an_answer_arrives_joins_it_only_if_it_is_fresh() {
 }
 
 #[test]
+fn what_is_stored_for_whom_is_decided_by_what_the_origin_saw() {
+    fn choose(head: &str) -> Script {
+        let seen =
+            ["accept-language", "x-forwarded-for", "forwarded"].map(|name| field(head, name)).join("|");
+        let fields = "Cache-Control: max-age=600\r\nVary: Accept-Language, X-Forwarded-For, Forwarded\r\n";
+        ok(fields, seen.as_bytes())
+    }
+    let site = Site::start(|_| Script::ByHead(choose));
+    let get = |fields: &[(&str, &str)]| {
+        let mut client = Client::connect(&site.edge.address()).unwrap();
+        client.request("GET", "/x", fields, b"").unwrap()
+    };
+    // A field that goes no further than here says nothing about what comes back.
+    let hidden = get(&[("Accept-Language", "de"), ("Connection", "Accept-Language")]);
+    assert_eq!(hidden.text(), "|127.0.0.1|");
+    let german = get(&[("Accept-Language", "de")]);
+    assert_eq!(german.text(), "de|127.0.0.1|");
+    assert_eq!(german.header("cache-status"), Some("ron-edge; fwd=vary-miss; stored"));
+    // Nor does what a client says of itself where the origin is told by us.
+    let claimed = get(&[("X-Forwarded-For", "192.0.2.1"), ("Forwarded", "for=192.0.2.1")]);
+    assert_eq!(claimed.text(), "|127.0.0.1|");
+    assert!(claimed.header("cache-status").unwrap().starts_with("ron-edge; hit"));
+}
+
+#[test]
+fn offline_asks_for_no_confirmation_and_uses_nothing_that_needs_it() {
+    let site = Site::start(|path| {
+        let rule = match path {
+            "/swr" => "max-age=0, stale-while-revalidate=600",
+            "/strict" => "max-age=0, must-revalidate",
+            "/never" => "no-cache, max-age=600",
+            _ => "max-age=0",
+        };
+        ok(&format!("Cache-Control: {rule}\r\nETag: \"1\"\r\n"), b"kept")
+    });
+    let paths = ["/swr", "/strict", "/never", "/plain"];
+    paths.iter().for_each(|path| assert_eq!(site.get(path).text(), "kept"));
+    site.edge.node.write_config(&config("mode = \"offline\"", &table(&site.origin)));
+    assert_eq!(site.edge.node.admin_post("/admin/reload", "").status, 200);
+    let statuses = paths.map(|path| (site.get(path).status, site.get(path).status));
+    assert_eq!(statuses, [(200, 200), (504, 504), (504, 504), (200, 200)]);
+    let asked: Vec<usize> = paths.iter().map(|path| site.origin.count(path)).collect();
+    assert_eq!(asked, [1; 4], "nobody was asked again");
+}
+
+#[test]
+fn what_was_on_its_way_when_it_was_purged_or_changed_is_not_stored() {
+    for change in ["purge", "post"] {
+        let (gate, count) = (Gate::default(), AtomicUsize::new(0));
+        let held = gate.clone();
+        let site = Site::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
+            0 => {
+                held.pass();
+                ok("Cache-Control: max-age=600\r\n", b"old")
+            }
+            _ => ok("Cache-Control: max-age=600\r\n", b"new"),
+        });
+        let mut client = Client::connect(&site.edge.address()).unwrap();
+        client.send(b"GET /x HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+        site.edge.node.eventually("it is on its way", |_| site.origin.count("/x") == 1);
+        let changed = match change {
+            "purge" => site.edge.send("POST", "/edge/purge", &[], br#"{"path":"/x"}"#),
+            _ => site.edge.send("POST", "/x", &[], b"change"),
+        };
+        assert_eq!(changed.status, 200, "{change}");
+        // Not stored, so that what the held answer leaves behind can be seen.
+        let now = site.edge.get("/x", &[("Cache-Control", "no-store")]);
+        assert_eq!(now.text(), "new", "{change}: nobody joins what is out of date");
+        gate.open();
+        assert_eq!(client.read_answer("GET").unwrap().text(), "old");
+        let after = site.get("/x");
+        assert_eq!((after.text().as_str(), site.origin.count("/x") > 2), ("new", true), "{change}");
+    }
+}
+
+#[test]
+fn a_part_whose_end_nobody_knows_is_not_asked_for_twice_in_vain() {
+    let seen = Arc::new(AtomicUsize::new(0));
+    let counted = seen.clone();
+    let site = Site::start(move |_| match counted.fetch_add(1, Ordering::SeqCst) {
+        // All of it is there, and the last chunk is not.
+        0 => Script::Raw(
+            b"HTTP/1.1 200 OK\r\nCache-Control: max-age=600\r\nETag: \"1\"\r\n\
+              Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n"
+                .to_vec(),
+        ),
+        1 => {
+            Script::Answer("416 Range Not Satisfiable\r\nContent-Range: bytes */4\r\n".to_owned(), Vec::new())
+        }
+        _ => ok("Cache-Control: max-age=600\r\nETag: \"1\"\r\n", b"body"),
+    });
+    let mut client = Client::connect(&site.edge.address()).unwrap();
+    client.send(b"GET /x HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    assert!(client.read_answer("GET").is_err(), "cut");
+    let whole = site.get("/x");
+    assert_eq!((whole.status, whole.text().as_str()), (200, "body"));
+    assert_eq!(seen.load(Ordering::SeqCst), 3);
+}
+
+#[test]
 fn stale_responses_are_confirmed_refreshed_behind_the_back_and_stand_in() {
     let version = Arc::new(AtomicUsize::new(1));
     let now = version.clone();

@@ -1,7 +1,7 @@
 //! A stored response without its bytes: its fields, whom it answers, how old it is and how long it is good.
 
 use super::date::{self, UnixMillis};
-use super::directives::{Expires, ResponseRules};
+use super::directives::{Expires, ResponseRules, Scope};
 use super::list::{delta_seconds, members_or_empty};
 use super::range::Parts;
 use super::validators::Validators;
@@ -171,6 +171,12 @@ impl StoredHead {
 
     pub fn is_invalid(&self) -> bool {
         self.invalid
+    }
+
+    /// Whether it may not be used without the origin's word, however much its client would like to (section 4.2.4).
+    pub fn needs_origin(&self, freshness: Freshness) -> bool {
+        let never = self.invalid || self.rules.no_cache == Scope::Everything;
+        never || !freshness.is_fresh() && self.rules.forbids_stale()
     }
 
     /// From now on it must be validated before it is used (RFC 9111 section 4.4).

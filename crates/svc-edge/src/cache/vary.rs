@@ -23,6 +23,9 @@ const SINGLE: [HeaderName; 12] = [
     USER_AGENT,
 ];
 
+/// Bytes of a request that are kept to tell it from others.
+const SELECTING_MAX: usize = 4096;
+
 /// What a response varies by.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Vary {
@@ -58,14 +61,18 @@ pub struct Selecting {
 }
 
 impl Selecting {
-    /// `None`: nothing will ever match.
+    /// `None`: nothing will ever match, or it is too much to keep.
     pub fn of(response: &HeaderMap, request: &HeaderMap) -> Option<Self> {
         let Vary::Fields(names) = Vary::of(response) else { return None };
         let fields = names.into_iter().map(|name| {
             let value = normal(&name, request);
             (name, value)
         });
-        Some(Self { fields: fields.collect() })
+        let fields: Vec<(HeaderName, Option<HeaderValue>)> = fields.collect();
+        let size = |(name, value): &(HeaderName, Option<HeaderValue>)| {
+            name.as_str().len() + value.as_ref().map_or(0, HeaderValue::len)
+        };
+        (fields.iter().map(size).sum::<usize>() <= SELECTING_MAX).then_some(Self { fields })
     }
 
     pub fn matches(&self, request: &HeaderMap) -> bool {
@@ -165,6 +172,14 @@ mod tests {
         check("accept-language", &["en de"], &["ende"], false);
         check("accept-encoding", &["gzip, br"], &["GZip,br"], true);
         check("accept-encoding", &["gzip"], &["gzip;q=0"], false);
+    }
+
+    #[test]
+    fn what_is_too_long_is_not_kept_to_tell_requests_apart() {
+        let of = |len: usize| {
+            Selecting::of(&headers(&[("vary", "foo")]), &headers(&[("foo", &"x".repeat(len))])).is_some()
+        };
+        assert!(of(SELECTING_MAX - 3) && !of(SELECTING_MAX - 2));
     }
 
     #[test]

@@ -2,17 +2,22 @@
 
 use super::fifo::{Candidate, Fifo, Frequency};
 use crate::address::Address;
-use crate::cache::StoredHead;
+use crate::cache::{StoredHead, UnixMillis};
 use crate::semantics::Coding;
 use arc_swap::ArcSwapOption;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// Purges that are remembered for as long as something may be under way that they concern.
+const FORGOTTEN_MAX: usize = 1024;
+/// Places in the queue of those who may have to go that need not be looked through.
+const PLACES_SPARE: usize = 64;
 
 /// What was seen of a file when its bytes were checked: if any of it changes, they are checked again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +158,30 @@ pub enum Names {
     Response(String),
 }
 
+impl Names {
+    /// Whether a name is meant that stands for something with these surrogate keys.
+    pub fn cover(&self, name: &str, keys: &[String]) -> bool {
+        match self {
+            Names::Asset(meant) => name == meant,
+            Names::Path(path) => {
+                let site = name.strip_prefix("\0/").and_then(|rest| rest.split('\0').next());
+                let asset =
+                    || name.split_once('\0').map_or_else(|| name.to_owned(), |(a, b)| format!("{a}?{b}"));
+                let target = site.map_or_else(asset, str::to_owned);
+                let bare = target.split('?').next().unwrap_or_default();
+                target == *path || !path.contains('?') && bare == path
+            }
+            Names::Prefix(prefix) => name.strip_prefix("\0/").unwrap_or(name).starts_with(prefix.as_str()),
+            Names::Key(key) => keys.contains(key),
+            Names::Response(key) => name.starts_with(&response_name(key, "")),
+        }
+    }
+}
+
+/// A moment between purges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Epoch(u64);
+
 /// The name of a site's response. No asset's name has the character that it begins with.
 ///
 /// `key` is the path with its query, then the site; `which` tells responses to different requests apart.
@@ -170,9 +199,12 @@ pub struct Catalog {
     fifo: Fifo,
     turns: u64,
     bytes: u64,
-    /// Names that came from origins.
-    responses: usize,
+    /// Names that came from origins, by when they were last confirmed.
+    responses: BTreeSet<(UnixMillis, Arc<str>)>,
     pinned: HashSet<String>,
+    /// What was forgotten of late, the newest last, and how often anything was.
+    forgotten: VecDeque<Names>,
+    epoch: Epoch,
 }
 
 impl Catalog {
@@ -184,6 +216,37 @@ impl Catalog {
         self.pinned = pins.iter().cloned().collect();
     }
 
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Notes that these names are to be forgotten, whoever is about to bring them in.
+    pub fn note_forgotten(&mut self, which: Names) {
+        self.epoch.0 += 1;
+        self.forgotten.push_back(which);
+        if self.forgotten.len() > FORGOTTEN_MAX {
+            self.forgotten.pop_front();
+        }
+    }
+
+    /// Whether a name was forgotten since; also where that is too long ago to be known.
+    pub fn was_forgotten(&self, name: &str, keys: &[String], since: Epoch) -> bool {
+        let passed = usize::try_from(self.epoch.0.saturating_sub(since.0)).unwrap_or(usize::MAX);
+        let noted = self.forgotten.iter().rev().take(passed);
+        passed > self.forgotten.len() || noted.into_iter().any(|names| names.cover(name, keys))
+    }
+
+    #[cfg(test)]
+    pub(super) fn places(&self) -> usize {
+        self.fifo.places()
+    }
+
+    /// Takes over what no index knows.
+    pub fn inherit(&mut self, former: &mut Catalog) {
+        self.forgotten = std::mem::take(&mut former.forgotten);
+        self.epoch = former.epoch;
+    }
+
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -193,7 +256,13 @@ impl Catalog {
     }
 
     pub fn responses(&self) -> usize {
-        self.responses
+        self.responses.len()
+    }
+
+    /// What came from an origin and was not confirmed for longest; never what is pinned.
+    pub fn oldest_response(&self) -> Option<(Arc<str>, Arc<Asset>)> {
+        let (_, name) = self.responses.iter().find(|(_, name)| !self.pinned.contains(&**name))?;
+        Some((name.clone(), self.assets.get(name)?.clone()))
     }
 
     /// The names that begin so, in order.
@@ -232,6 +301,11 @@ impl Catalog {
         self.fifo.insert(address, self.turns, object.len);
         let former = self.objects.insert(address, (self.turns, object));
         debug_assert!(former.is_none(), "{address} was there already");
+        // What went without having been a victim has left its place in the queue.
+        if self.fifo.places() > 2 * self.objects.len() + PLACES_SPARE {
+            let objects = &self.objects;
+            self.fifo.retain(|address, turn| objects.get(address).is_some_and(|(known, _)| *known == turn));
+        }
     }
 
     /// Chooses who goes so that `len` more bytes fit; false if they cannot. Nobody goes yet.
@@ -259,13 +333,6 @@ impl Catalog {
             going.push(victim);
         }
         true
-    }
-
-    /// Who goes next, if somebody has to.
-    pub fn victims(&mut self, room: u64) -> Vec<Address> {
-        let (bytes, mut going) = (self.bytes, Vec::new());
-        self.make_room(room.saturating_sub(bytes).saturating_add(1), room, &mut going);
-        going
     }
 
     /// Takes an object out, and the names that cannot do without it.
@@ -297,17 +364,21 @@ impl Catalog {
         for (_, address) in &asset.variants {
             self.users.entry(*address).or_default().insert(name.clone());
         }
-        self.responses += usize::from(asset.head.is_some());
+        if let Some(head) = &asset.head {
+            self.responses.insert((head.received(), name.clone()));
+        }
         self.assets.insert(name, asset);
         former
     }
 
     pub fn forget(&mut self, name: &str) -> Option<Arc<Asset>> {
-        let asset = self.assets.remove(name)?;
-        self.responses -= usize::from(asset.head.is_some());
+        let (name, asset) = self.assets.remove_entry(name)?;
+        if let Some(head) = &asset.head {
+            self.responses.remove(&(head.received(), name.clone()));
+        }
         for (_, address) in &asset.variants {
             if let Some(users) = self.users.get_mut(address) {
-                users.remove(name);
+                users.remove(&name);
                 if users.is_empty() {
                     self.users.remove(address);
                 }

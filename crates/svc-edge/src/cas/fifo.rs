@@ -67,6 +67,18 @@ impl Fifo {
         }
     }
 
+    /// How many places there are, also of objects that went otherwise.
+    pub(super) fn places(&self) -> usize {
+        self.small.len() + self.main.len()
+    }
+
+    /// Drops the places of objects that are not there any more.
+    pub(super) fn retain(&mut self, is_there: impl Fn(&Address, u64) -> bool) {
+        self.small.retain(|place| is_there(&place.address, place.turn));
+        self.main.retain(|place| is_there(&place.address, place.turn));
+        self.small_bytes = self.small.iter().map(|place| place.len).sum();
+    }
+
     /// The next object to go; `None` if nothing may. `room` is that of all objects together, `known` finds those that
     /// are still there.
     pub(super) fn victim<'a>(
@@ -75,7 +87,7 @@ impl Fifo {
         known: impl Fn(&Address) -> Option<Candidate<'a>>,
     ) -> Option<Address> {
         // Each place is looked at once per count of its frequency, then everything is pinned.
-        let mut looks = (self.small.len() + self.main.len()) * (usize::from(FREQUENCY_MAX) + 2);
+        let mut looks = self.places() * (usize::from(FREQUENCY_MAX) + 2);
         // Those of the main queue that may not go, seen one after the other.
         let mut pinned = 0;
         while looks > 0 {

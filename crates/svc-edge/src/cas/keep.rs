@@ -1,6 +1,6 @@
 //! The one task that changes the store.
 
-use super::catalog::{Asset, Catalog, Names, Object, Removed};
+use super::catalog::{Asset, Catalog, Epoch, Names, Object, Removed};
 use super::disk::Change;
 use super::upload::{Arrived, ArrivedBytes};
 use super::{Cas, CasError};
@@ -55,6 +55,8 @@ pub struct NewResponse {
     pub parts: Vec<Address>,
     /// Unix seconds.
     pub modified: u64,
+    /// When its origin was asked: what was forgotten since stays forgotten.
+    pub since: Epoch,
 }
 
 /// What came of it.
@@ -217,7 +219,11 @@ impl Cas {
         let Some(disk) = &self.disk else { return };
         let mut catalog = Catalog::new(&self.settings.load().pins);
         match disk.load(&mut catalog) {
-            Ok(_) => *self.catalog.lock() = catalog,
+            Ok(_) => {
+                let mut current = self.catalog.lock();
+                catalog.inherit(&mut current);
+                *current = catalog;
+            }
             Err(error) => tracing::error!(%error, "the index cannot be read"),
         }
     }
@@ -247,7 +253,10 @@ impl Cas {
                 return Err(CasError::Full);
             }
             // What was put here is worth more than what an origin has.
-            if new.response.is_some() && current.is_some_and(|current| current.head.is_none()) {
+            if let Some(response) = &new.response
+                && (current.is_some_and(|current| current.head.is_none())
+                    || catalog.was_forgotten(&new.name, &new.keys, response.since))
+            {
                 return Err(CasError::Precondition);
             }
         }
@@ -289,17 +298,14 @@ impl Cas {
         if catalog.asset(name).is_some() {
             return;
         }
-        let settings = self.settings.load();
-        let (room, responses_max) = (settings.max_bytes, settings.responses_max);
-        while catalog.responses() >= responses_max {
-            let victims = catalog.victims(room);
-            if victims.is_empty() {
-                break;
-            }
-            for victim in victims {
-                drop_object(&mut catalog, victim, &mut out.changes);
-                out.going.push(victim);
-            }
+        let responses_max = self.settings.load().responses_max;
+        // What was put here by hand does not make place for what an origin has.
+        while catalog.responses() >= responses_max
+            && let Some((oldest, asset)) = catalog.oldest_response()
+        {
+            catalog.forget(&oldest);
+            out.changes.push(Change::NoName(oldest));
+            drop_unused(&mut catalog, &asset, out);
         }
         let Some(end) = name.rfind('\0').filter(|_| name.starts_with('\0')) else { return };
         let alike: Vec<_> =
@@ -370,7 +376,7 @@ impl Cas {
 
     /// Puts an object into its place, unless it is there; true if it was not.
     fn place(&self, arrived: Arrived, direct: bool, out: &mut Outcomes) -> Result<bool, CasError> {
-        let Arrived { address, sha256, len, bytes, taken: _taken } = arrived;
+        let Arrived { address, sha256, len, bytes, synced, taken: _taken } = arrived;
         {
             let mut catalog = self.catalog.lock();
             if let Some(object) = catalog.object_mut(&address) {
@@ -378,7 +384,12 @@ impl Cas {
                     (object.direct, object.sha256) = (object.direct || direct, Some(sha256));
                     out.changes.push(Change::Object(address, object.clone()));
                 }
+                let bad = object.condition.bad.load(Ordering::Relaxed);
                 drop(catalog);
+                // What was acknowledged as durable stays so, unless there is nothing good there.
+                if !synced && !bad && (self.disk.is_none() || self.has_file(&address)) {
+                    return Ok(false);
+                }
                 // The bytes that came are known to be good, those on disk perhaps not: they take their place. Readers
                 // have the file they opened, and their own opinion of it.
                 self.publish(&address, &bytes, out)?;

@@ -90,7 +90,7 @@ impl Store {
             keys: Vec::new(),
             encoded: Vec::new(),
             conditions: Preconditions::default(),
-            response: Some(NewResponse { head, parts, modified: 0 }),
+            response: Some(NewResponse { head, parts, modified: 0, since: self.cas.epoch() }),
         };
         self.cas.put(Put { arrived, name: Some(new) }).await
     }
@@ -302,7 +302,7 @@ async fn names_change_under_conditions_and_objects_go_with_their_last_name() {
 }
 
 /// A response of an origin, made of these parts.
-fn response(name: &str, fields: &str, parts: Vec<Address>) -> NewName {
+fn response(store: &Store, name: &str, fields: &str, parts: Vec<Address>) -> NewName {
     let headers: HeaderMap = fields
         .lines()
         .filter_map(|line| line.split_once(": "))
@@ -318,7 +318,7 @@ fn response(name: &str, fields: &str, parts: Vec<Address>) -> NewName {
         keys: vec!["k".to_owned()],
         encoded: Vec::new(),
         conditions: Preconditions::default(),
-        response: Some(NewResponse { head, parts, modified: 7 }),
+        response: Some(NewResponse { head, parts, modified: 7, since: store.cas.epoch() }),
     }
 }
 
@@ -328,7 +328,7 @@ async fn responses_are_kept_within_their_bounds_and_over_a_restart() {
     let store = Store::open(Some(folder.path()), settings(1 << 20, Trust::Never));
     let put = async |store: &Store, name: &str, content: &[u8]| {
         let arrived = store.arrived(content);
-        let new = response(name, "cache-control: max-age=60\nx: 1", vec![arrived.address]);
+        let new = response(store, name, "cache-control: max-age=60\nx: 1", vec![arrived.address]);
         store.cas.put(Put { arrived, name: Some(new) }).await
     };
     for number in 0..40 {
@@ -343,6 +343,7 @@ async fn responses_are_kept_within_their_bounds_and_over_a_restart() {
     // Of two parts; gone with either of them.
     let (first, second) = (store.put(b"first").await.unwrap(), store.arrived(b"second"));
     let two = response(
+        &store,
         &response_name("/two\0s", ""),
         "cache-control: max-age=60",
         vec![first.address, second.address],
@@ -429,4 +430,110 @@ async fn what_an_origin_says_of_one_response_is_not_noted_of_another() {
     assert_eq!(freshen(&third, None).await.unwrap(), 1);
     assert!(etag(&store).is_none() && store.cas.bytes() == 0);
     store.close().await;
+}
+
+#[tokio::test]
+async fn responses_make_place_for_each_other_and_never_take_that_of_what_was_put() {
+    let store = Store::open(None, settings(1 << 20, Trust::Always));
+    let plain = HeaderMap::new();
+    let kept = store.put(b"kept by its address").await.unwrap();
+    store.put_name("kept", b"kept by its name", &plain).await.unwrap();
+    for number in 0..150 {
+        store.put_response(&response_name(&format!("/{number}"), ""), &number.to_string()).await.unwrap();
+    }
+    let there = |number: u32| store.cas.response(&response_name(&format!("/{number}"), "")).is_some();
+    assert_eq!((0..150).filter(|number| there(*number)).count(), 50);
+    assert!(store.cas.object(&kept.address).is_some() && store.cas.asset("kept").is_some());
+    store.close().await;
+}
+
+#[tokio::test]
+async fn what_was_asked_for_before_a_purge_is_not_stored_after_it() {
+    let store = Store::open(None, settings(1 << 20, Trust::Always));
+    let name = response_name("/a/b?q=1\0http://host", "");
+    let cases = [
+        (Names::Asset(name.clone()), true),
+        (Names::Path("a/b".to_owned()), true),
+        (Names::Path("a/b?q=1".to_owned()), true),
+        (Names::Path("a/b?q=2".to_owned()), false),
+        (Names::Path("a".to_owned()), false),
+        (Names::Prefix("a/".to_owned()), true),
+        (Names::Prefix("b/".to_owned()), false),
+        (Names::Response("/a/b?q=1\0http://host".to_owned()), true),
+        (Names::Response("/a/b\0http://host".to_owned()), false),
+        (Names::Key("news".to_owned()), true),
+        (Names::Key("other".to_owned()), false),
+    ];
+    for (names, hits) in cases {
+        let since = store.cas.epoch();
+        store.cas.forget(names.clone(), Preconditions::default()).await.unwrap();
+        let arrived = store.arrived(b"old");
+        let parts = vec![arrived.address];
+        let new = NewName {
+            name: name.clone(),
+            content_type: String::new(),
+            keys: vec!["news".to_owned()],
+            encoded: Vec::new(),
+            conditions: Preconditions::default(),
+            response: Some(NewResponse { head: head_of("old"), parts, modified: 0, since }),
+        };
+        let put = store.cas.put(Put { arrived, name: Some(new) }).await;
+        assert_eq!(put.is_err(), hits, "{names:?}");
+        store.cas.forget(Names::Asset(name.clone()), Preconditions::default()).await.unwrap();
+    }
+    // What was asked for so long ago that nobody knows is not stored either.
+    let since = store.cas.epoch();
+    for number in 0..2000 {
+        let other = Names::Asset(number.to_string());
+        store.cas.catalog.lock().note_forgotten(other);
+    }
+    assert!(store.cas.was_forgotten(&name, since) && !store.cas.was_forgotten(&name, store.cas.epoch()));
+    store.close().await;
+}
+
+#[tokio::test]
+async fn what_was_synced_is_not_replaced_by_what_was_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(dir.path()), settings(1 << 20, Trust::Always));
+    let stored = store.put(b"durable").await.unwrap();
+    let hex = stored.address.to_string()[3..].to_owned();
+    let path = dir.path().join("b3").join(&hex[..2]).join(&hex[2..4]).join(&hex);
+    let inode = || std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&path).unwrap());
+    let first = inode();
+    let again = async |sync| {
+        let mut upload = store.cas.upload().unwrap();
+        upload.write(b"durable").unwrap();
+        let arrived = upload.finish(sync).unwrap();
+        store.cas.put(Put { arrived, name: None }).await.unwrap();
+    };
+    again(false).await;
+    assert_eq!(inode(), first, "the file that the disk has stays");
+    again(true).await;
+    assert_ne!(inode(), first);
+    // What is bad or missing is replaced by anything good.
+    let second = inode();
+    store.cas.object(&stored.address).unwrap().condition.bad.store(true, Ordering::Relaxed);
+    again(false).await;
+    assert_ne!(inode(), second);
+    std::fs::remove_file(&path).unwrap();
+    again(false).await;
+    assert_eq!(store.read(&stored.address).unwrap(), b"durable");
+    store.close().await;
+}
+
+#[test]
+fn names_that_come_and_go_leave_nothing_in_the_queue() {
+    let mut catalog = Catalog::new(&[]);
+    let object =
+        |len| Object { len, sha256: None, direct: false, stored: 0, bytes: None, condition: Arc::default() };
+    for number in 0..10_000u32 {
+        let address = Address::from(blake3::hash(&number.to_le_bytes()));
+        catalog.add(address, object(10));
+        assert!(catalog.places() <= 2 * 3 + 100, "{}", catalog.places());
+        if number > 2 {
+            catalog.remove(&address);
+        }
+    }
+    let mut going = Vec::new();
+    assert!(catalog.make_room(30, 30, &mut going) && going.len() == 3, "and the others are all known");
 }

@@ -84,6 +84,8 @@ pub struct Arrived {
     pub sha256: [u8; 32],
     pub len: u64,
     pub bytes: ArrivedBytes,
+    /// The disk has it, and would after a power cut.
+    pub synced: bool,
     pub taken: Taken,
 }
 
@@ -169,7 +171,7 @@ impl Upload {
             Sink::Memory(held) => (self.tree.finish(&mut |_| Ok(()))?, ArrivedBytes::Memory(held.freeze())),
         };
         let (len, taken) = (self.len, self.taken);
-        Ok(Arrived { address, sha256: self.sha256.finalize().into(), len, bytes, taken })
+        Ok(Arrived { address, sha256: self.sha256.finalize().into(), len, bytes, synced: sync, taken })
     }
 }
 

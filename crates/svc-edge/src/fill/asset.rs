@@ -5,7 +5,7 @@ use super::{Ask, Asked, Begun, Caps, Failure, Fill, Landed, News, Origin, Patien
 use crate::address::Address;
 use crate::cache::validators::EntityTag;
 use crate::cache::{Freshened, NotStored, Pending, StoredHead, freshen, judge, revalidation, surrogate_keys};
-use crate::cas::{Arrived, Asset, NewName, NewResponse, Put};
+use crate::cas::{Arrived, Asset, CasError, Epoch, NewName, NewResponse, Put};
 use crate::egress::{OriginUrl, REDIRECTS_MAX};
 use crate::encode;
 use crate::semantics::{CONTENT_DIGEST, Preconditions, REPR_DIGEST, is_compressible, sha256_of, type_of};
@@ -16,12 +16,25 @@ use http::header::{
 };
 use http::{Method, StatusCode};
 use ron_kernel::admission::decode::{Coding, codings};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
+/// Longest path and query that are kept.
+pub(crate) const NAME_MAX: usize = 4096;
 const KEYS_MAX: usize = 32;
 const KEY_MAX: usize = 128;
 const CONTENT_TYPE_MAX: usize = 200;
+
+/// What every origin of assets is asked with, and so what their answers may vary by.
+pub(crate) static FIELDS: LazyLock<HeaderMap> = LazyLock::new(|| {
+    let fields = [
+        (ACCEPT, "*/*"),
+        // Encodings are made here, and an object's address is that of its plain bytes.
+        (ACCEPT_ENCODING, "identity"),
+        (VIA, "1.1 ron"),
+    ];
+    fields.into_iter().map(|(name, value)| (name, HeaderValue::from_static(value))).collect()
+});
 
 /// An asset to be brought in.
 #[derive(Debug)]
@@ -33,9 +46,16 @@ pub(crate) struct AssetWork {
     pub(crate) name: String,
     /// What is stored, to be confirmed or replaced.
     pub(crate) stored: Option<Arc<Asset>>,
+    /// When it was asked for.
+    pub(crate) since: Epoch,
 }
 
 impl AssetWork {
+    /// Whether its name is too long to be kept.
+    fn is_long(&self) -> bool {
+        self.name.len() > NAME_MAX
+    }
+
     fn head(&self) -> Option<&StoredHead> {
         self.stored.as_ref()?.head.as_ref()
     }
@@ -73,7 +93,7 @@ impl Fill {
                     Err(failure) => flight.end(Err(failure)),
                 }
             }
-            Ok(Fetched::New(new)) => self.take_in(pilot, &work.name, *new, Fill::caps(snapshot)).await,
+            Ok(Fetched::New(new)) => self.take_in(pilot, &work, *new, Fill::caps(snapshot)).await,
         }
     }
 
@@ -86,7 +106,7 @@ impl Fill {
     }
 
     /// Brings in an answer that has begun.
-    async fn take_in(self: &Arc<Fill>, pilot: &Pilot, name: &str, new: New, caps: Caps) {
+    async fn take_in(self: &Arc<Fill>, pilot: &Pilot, work: &AssetWork, new: New, caps: Caps) {
         let (flight, New { asked, headers, codings, judged }) = (&pilot.flight, new);
         let len = length_of(&asked);
         if let Err(failure) = caps.check(&self.cas, len.unwrap_or(0)) {
@@ -107,7 +127,7 @@ impl Fill {
             Pumped::Whole(arrived) if codings.is_empty() && contradicts(&headers, &arrived) => {
                 flight.end(Err(Failure::Validators));
             }
-            Pumped::Whole(arrived) => self.keep_asset(pilot, name, arrived, &headers, judged).await,
+            Pumped::Whole(arrived) => self.keep_asset(pilot, work, arrived, &headers, judged).await,
         }
     }
 
@@ -119,10 +139,7 @@ impl Fill {
         until: Instant,
     ) -> Result<Fetched, Failure> {
         let mut request = work.head().map(revalidation).unwrap_or_default();
-        request.insert(ACCEPT, HeaderValue::from_static("*/*"));
-        // Encodings are made here, and an object's address is that of its plain bytes.
-        request.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        request.insert(VIA, HeaderValue::from_static("1.1 ron"));
+        request.extend(FIELDS.clone());
         let (mut origin, mut target) = (work.origin.clone(), work.target.clone());
         for _ in 0..=REDIRECTS_MAX {
             let ask = Ask::get(&origin, target.clone(), request.clone());
@@ -174,7 +191,10 @@ impl Fill {
             (404 | 410, _) => {
                 let judged = judge((&Method::GET, request), (status, &headers), asked.exchange, policy);
                 let gone = status == StatusCode::GONE;
-                if let Ok(pending) = judged {
+                if let Ok(pending) = judged
+                    && !work.is_long()
+                    && !self.cas.was_forgotten(&work.name, work.since)
+                {
                     let left = pending.head().freshness(policy, asked.exchange.received);
                     let left = Duration::from_millis(left.lifetime_ms.saturating_sub(left.age_ms));
                     self.negative.note(&work.name, gone, Instant::now(), left);
@@ -191,7 +211,10 @@ impl Fill {
             headers.remove(CONTENT_ENCODING);
             headers.remove(CONTENT_LENGTH);
         }
-        let judged = judge((&Method::GET, request), (status, &headers), asked.exchange, policy);
+        let judged = match work.is_long() {
+            true => Err(NotStored::Request),
+            false => judge((&Method::GET, request), (status, &headers), asked.exchange, policy),
+        };
         Ok(Fetched::New(Box::new(New { asked, headers, codings, judged })))
     }
 
@@ -199,19 +222,24 @@ impl Fill {
     async fn keep_asset(
         self: &Arc<Fill>,
         pilot: &Pilot,
-        name: &str,
+        work: &AssetWork,
         arrived: Arrived,
         headers: &HeaderMap,
         judged: Result<Pending, NotStored>,
     ) {
+        let name = work.name.as_str();
         let (address, sha256, len) = (arrived.address, arrived.sha256, arrived.len);
         let mut landed = Landed { address, sha256, len, stored: false };
         let head = judged.ok().and_then(|pending| pending.complete(len));
         let Some(head) = head else { return pilot.flight.end(Ok(landed)) };
         let content_type = content_type(headers, name);
         let modified = head.validators().modified.and_then(|at| u64::try_from(at).ok());
-        let response =
-            NewResponse { head, parts: vec![address], modified: modified.unwrap_or(unix_millis() / 1000) };
+        let response = NewResponse {
+            head,
+            parts: vec![address],
+            modified: modified.unwrap_or(unix_millis() / 1000),
+            since: work.since,
+        };
         let worth_encoding = is_compressible(&content_type) && encode::SIZES.contains(&len);
         let new = NewName {
             name: name.to_owned(),
@@ -224,8 +252,11 @@ impl Fill {
         match self.cas.put(Put { arrived, name: Some(new) }).await {
             Ok(_) => landed.stored = true,
             // Those who wait get it all the same.
+            Err(CasError::Precondition) => tracing::debug!(name, "a fetched object was purged meanwhile"),
             Err(error) => tracing::warn!(%error, "a fetched object is not stored"),
         }
+        // Who comes from now on finds it in the store, or is not to have it.
+        pilot.leave();
         pilot.flight.end(Ok(landed));
         if worth_encoding
             && landed.stored

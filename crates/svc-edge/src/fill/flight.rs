@@ -7,7 +7,7 @@
 use super::Failure;
 use crate::address::Address;
 use crate::cache::StoredHead;
-use crate::cas::Response;
+use crate::cas::{Names, Response};
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use http_body::{Body as HttpBody, Frame, SizeHint};
@@ -262,6 +262,13 @@ impl<P: Send> Flights<P> {
         }
     }
 
+    /// Lets nobody join the flights of these names any more: what they bring is out of date.
+    pub(crate) fn part(&self, which: &Names) {
+        // A flight does not know the surrogate keys of what it brings.
+        let all = matches!(which, Names::Key(_));
+        self.table.lock().retain(|key, _| !all && !which.cover(key, &[]));
+    }
+
     fn leave(&self, flight: &Arc<Flight<P>>) {
         let mut table = self.table.lock();
         if table.get(&flight.key).is_some_and(|known| Arc::ptr_eq(known, flight)) {
@@ -281,13 +288,18 @@ impl<P: Send> Pilot<P> {
     pub(crate) fn new(flight: Arc<Flight<P>>, flights: Option<Arc<Flights<P>>>) -> Pilot<P> {
         Pilot { flight, flights }
     }
+
+    /// From now on nobody joins.
+    pub(super) fn leave(&self) {
+        if let Some(flights) = &self.flights {
+            flights.leave(&self.flight);
+        }
+    }
 }
 
 impl<P: Send> Drop for Pilot<P> {
     fn drop(&mut self) {
-        if let Some(flights) = &self.flights {
-            flights.leave(&self.flight);
-        }
+        self.leave();
         // Nothing of it if it has ended already.
         let open = {
             let state = self.flight.state();

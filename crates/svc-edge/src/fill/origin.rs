@@ -28,6 +28,9 @@ pub(crate) static IDLE: LockSpec = LockSpec {
     guards: "the connections kept to one origin; taken alone, for a push or a pop",
 };
 
+/// Part of the time that is kept for further tries.
+const RESERVE_PART: u32 = 4;
+
 /// One origin.
 #[derive(Debug)]
 pub(crate) struct Origin {
@@ -261,9 +264,8 @@ impl Origin {
         if left.is_zero() {
             return Err(Failure::Timeout);
         }
-        // So that a try which hangs leaves time for the others.
-        let budget = left / tries_left;
-        let limits = CallLimits { connect_timeout: budget, silence: patience.stall };
+        let (connect_timeout, budget) = shares(left, tries_left);
+        let limits = CallLimits { connect_timeout, silence: patience.stall };
         let requested = UnixMillis(unix_millis());
         let called = tokio::time::timeout(budget, self.remote.call(ask, body, limits)).await;
         let answer = match called {
@@ -311,6 +313,13 @@ pub(crate) struct Asked {
 /// Statuses that may be others a moment later.
 fn is_passing(status: StatusCode) -> bool {
     matches!(status.as_u16(), 502..=504)
+}
+
+/// How long a try may take to connect, and in all. One that hangs leaves time for the others; but an origin that is
+/// merely slow, as most are that take long, gets most of the time there is.
+fn shares(left: Duration, tries_left: u32) -> (Duration, Duration) {
+    let reserve = if tries_left > 1 { left / RESERVE_PART } else { Duration::ZERO };
+    (left / tries_left.max(1), left - reserve)
 }
 
 /// How long to wait before the try after this one; `chance` is between 0 and 1.
@@ -414,6 +423,17 @@ mod tests {
         assert_eq!(pause(&retry, u32::MAX, 0.0), Duration::from_millis(800));
         let jittered = RetrySettings::default();
         assert_eq!(pause(&jittered, 0, 0.5), Duration::from_millis(75));
+    }
+
+    #[test]
+    fn a_slow_origin_gets_most_of_the_time_and_a_dead_one_only_its_share() {
+        let second = Duration::from_secs(1);
+        assert_eq!(shares(4 * second, 3), (4 * second / 3, 3 * second));
+        assert_eq!(shares(4 * second, 1), (4 * second, 4 * second));
+        let (_, first) = shares(5 * second, 3);
+        let (_, next) = shares(5 * second - first, 2);
+        let (_, last) = shares(5 * second - first - next, 1);
+        assert!(first > 2 * second && last > Duration::from_millis(200), "{first:?} {next:?} {last:?}");
     }
 
     proptest! {

@@ -6,7 +6,7 @@ use crate::cache::{
     Exchange, Forward, NotStored, Pending, StoredHead, UnixMillis, Validated, combine, freshen, judge,
     make_completion, make_conditional, validated,
 };
-use crate::cas::{Arrived, NewName, NewResponse, Put, Response, response_name};
+use crate::cas::{Arrived, Epoch, NewName, NewResponse, Put, Response, response_name};
 use crate::semantics::Preconditions;
 use crate::serve::{Snapshot, unix_millis};
 use http::header::{
@@ -17,6 +17,7 @@ use http::{Method, StatusCode};
 use ron_kernel::http::client::Payload;
 use ron_kernel::http::{Fields, Interim};
 use ron_kernel::problem::X_REASON;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -36,6 +37,8 @@ pub(crate) struct SiteWork {
     /// The same as the origin gets them.
     pub(crate) request: HeaderMap,
     pub(crate) stored: Vec<Response>,
+    /// When it was asked for.
+    pub(crate) since: Epoch,
     pub(crate) forward: Forward,
     pub(crate) interim: Option<Arc<Interim>>,
 }
@@ -127,7 +130,13 @@ impl Fill {
         until: Instant,
     ) -> Result<Exchanged, Failure> {
         let heads: Vec<&StoredHead> = work.stored.iter().filter_map(|it| it.asset.head.as_ref()).collect();
-        let (mut validate, mut complete) = (work.forward.validate, work.forward.complete.clone());
+        // What is missing is brought in before the answer begins, so it must not be long.
+        let short = |len: u64| len <= snapshot.settings.fill.buffer_bytes.0;
+        let worthwhile = |(_, missing): &(usize, Range<u64>)| {
+            missing.end == u64::MAX || short(missing.end - missing.start)
+        };
+        let mut complete = work.forward.complete.clone().filter(worthwhile);
+        let mut validate = work.forward.validate;
         loop {
             let mut sent = work.request.clone();
             if let Some(head) = validate.and_then(|at| heads.get(at)) {
@@ -162,10 +171,12 @@ impl Fill {
                 }
                 Validated::Unrelated => (validate, complete) = (None, None),
                 Validated::StandIn(_) => return Ok(Exchanged::StandIn),
-                Validated::Answer if complete.is_some() && status == StatusCode::PARTIAL_CONTENT => {
-                    let found = self.complete(work, asked, &headers, snapshot).await?;
-                    if let Some(response) = found {
-                        return Ok(Exchanged::Confirmed(Box::new(response)));
+                Validated::Answer if complete.is_some() && is_about_range(status) => {
+                    if status == StatusCode::PARTIAL_CONTENT && length_of(&asked).is_some_and(short) {
+                        let found = self.complete(work, asked, &headers, snapshot).await?;
+                        if let Some(response) = found {
+                            return Ok(Exchanged::Confirmed(Box::new(response)));
+                        }
                     }
                     // Nobody asked for that part: the client's own request has to be sent.
                     complete = None;
@@ -224,20 +235,20 @@ impl Fill {
             Pumped::Whole(arrived) => arrived,
             Pumped::Broken(failure, _) => return Err(failure),
         };
-        self.join(&work.stored[*at], arrived, &work.client, headers, exchange).await
+        self.join(work, &work.stored[*at], arrived, headers, exchange).await
     }
 
     /// Joins a part to what is stored; `None` if they do not fit each other.
     async fn join(
         &self,
+        work: &SiteWork,
         stored: &Response,
         arrived: Arrived,
-        client: &HeaderMap,
         headers: &HeaderMap,
         exchange: Exchange,
     ) -> Result<Option<Response>, Failure> {
         let Some(head) = &stored.asset.head else { return Ok(None) };
-        let Some((freshened, change)) = combine(head, client, (headers, arrived.len), exchange) else {
+        let Some((freshened, change)) = combine(head, &work.client, (headers, arrived.len), exchange) else {
             return Ok(None);
         };
         let mut parts: Vec<_> = stored.parts.iter().map(|(address, _)| *address).collect();
@@ -252,7 +263,7 @@ impl Fill {
             None => {
                 self.cas.freshen(stored.name.clone(), stored.asset.clone(), Some(head)).await?;
             }
-            Some(_) => self.put(stored.name.to_string(), arrived, head, parts).await?,
+            Some(_) => self.put((stored.name.to_string(), work.since), arrived, head, parts).await?,
         }
         let found = self.cas.response(&stored.name);
         Ok(found)
@@ -331,16 +342,16 @@ impl Fill {
                 })
             });
             if let Some(stored) = same {
-                return self.join(&stored, arrived, &work.client, headers, exchange).await.map(|_| ());
+                return self.join(work, &stored, arrived, headers, exchange).await.map(|_| ());
             }
         }
         let parts = vec![arrived.address];
-        self.put(name, arrived, head, parts).await
+        self.put((name, work.since), arrived, head, parts).await
     }
 
     async fn put(
         &self,
-        name: String,
+        (name, since): (String, Epoch),
         arrived: Arrived,
         head: StoredHead,
         parts: Vec<crate::address::Address>,
@@ -351,7 +362,7 @@ impl Fill {
             keys: keys(head.headers()),
             encoded: Vec::new(),
             conditions: Preconditions::default(),
-            response: Some(NewResponse { head, parts, modified: 0 }),
+            response: Some(NewResponse { head, parts, modified: 0, since }),
         };
         self.cas.put(Put { arrived, name: Some(new) }).await?;
         Ok(())
@@ -368,6 +379,11 @@ fn which(head: &StoredHead) -> String {
         }
     }
     hasher.finalize().to_hex()[..32].to_owned()
+}
+
+/// Whether an answer says something only to whoever asked for a range.
+fn is_about_range(status: StatusCode) -> bool {
+    matches!(status, StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE)
 }
 
 /// The length of an answer's content, where it is known.

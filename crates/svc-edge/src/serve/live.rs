@@ -3,9 +3,11 @@
 use super::read::{Resource, pass_freshness};
 use super::{Edge, Snapshot, Source, unix_millis, value};
 use crate::cache::{self, CACHE_STATUS, CacheStatus, StoredHead, UnixMillis, Verdict};
-use crate::cas::{Found, Object};
+use crate::cas::{Epoch, Found, Object};
 use crate::config::Mode;
-use crate::fill::{AssetWork, Begun, Failure, Flight, FlightBody, Job, Landed, News, Origin, Pilot, Work};
+use crate::fill::{
+    AssetWork, Begun, FIELDS, Failure, Flight, FlightBody, Job, Landed, News, Origin, Pilot, Work,
+};
 use crate::semantics::{Coding, REPR_DIGEST, Variant, repr_digest, type_of};
 use http::header::{
     ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderMap, HeaderValue, IF_MATCH, IF_UNMODIFIED_SINCE,
@@ -45,6 +47,8 @@ struct Wanted<'a> {
     origin: Option<(&'a Arc<Origin>, String)>,
     snapshot: &'a Arc<Snapshot>,
     budget: Budget,
+    /// When it was asked for.
+    since: Epoch,
 }
 
 impl Edge {
@@ -75,6 +79,7 @@ impl Edge {
             }),
             snapshot,
             budget,
+            since: self.cas.epoch(),
         };
         let mut permit = Some(permit);
         for attempt in 1..=ATTEMPTS {
@@ -151,6 +156,7 @@ impl Edge {
             target: target.to_owned(),
             name: wanted.key.clone(),
             stored: found.filter(|_| !bad).map(|found| found.asset.clone()),
+            since: wanted.since,
         };
         let until = Instant::now() + wanted.snapshot.settings.fill.deadline.0;
         let job = Job { pilot, work: Work::Asset(Box::new(work)), snapshot: wanted.snapshot.clone(), until };
@@ -386,7 +392,7 @@ fn plan(found: Option<&Found>, wanted: &Wanted<'_>) -> Plan {
     if is_bad(found) {
         return Plan::Fetch { stands_in: false };
     }
-    match cache::decide((&Method::GET, &HeaderMap::new()), &[head], &origin.policy, now) {
+    match cache::decide((&Method::GET, &FIELDS), &[head], &origin.policy, now) {
         Verdict::Reuse(reuse) if reuse.freshness.is_fresh() => hit,
         Verdict::Reuse(reuse) => Plan::Serve { source: Source::Stale, revalidate: reuse.revalidate },
         Verdict::Forward(forward) => Plan::Fetch { stands_in: forward.on_error.is_some() },

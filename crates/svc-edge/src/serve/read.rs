@@ -19,6 +19,8 @@ use ron_kernel::http::Body;
 use ron_kernel::problem::Rejection;
 use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
+use std::fmt::Display;
+use std::io::ErrorKind;
 use std::ops::Range;
 
 /// What is stored under an address never changes.
@@ -147,7 +149,7 @@ impl Edge {
             tracing::error!(error = %lost, "a read was lost");
             Rejection::new(Reason::Internal, "the object could not be read")
         })?;
-        let (reader, bytes) = opened.map_err(|error| self.unreadable(address, &error))?;
+        let (reader, bytes) = opened.map_err(|error| self.unreadable(&address, &error))?;
         if bytes.len() as u64 == seen.len {
             self.cas.hold(&seen, &bytes);
         }
@@ -160,7 +162,7 @@ impl Edge {
         Ok(Body::stream(body).ending_by(until))
     }
 
-    fn unreadable(&self, address: Address, error: &ReadError) -> Rejection {
+    pub(super) fn unreadable(&self, object: &dyn Display, error: &ReadError) -> Rejection {
         match error {
             ReadError::Corrupt => {
                 self.cas.note_bad();
@@ -168,8 +170,12 @@ impl Edge {
             }
             // It went between the look and the opening.
             ReadError::Gone => Rejection::new(Reason::NotFound, "it is not stored any more"),
+            ReadError::Io(error) if error.kind() == ErrorKind::TimedOut => {
+                self.read_timeouts.inc();
+                Rejection::new(Reason::Timeout, "the object could not be read in time")
+            }
             ReadError::Io(error) => {
-                tracing::error!(object = %address, %error, "an object cannot be read");
+                tracing::error!(%object, %error, "an object cannot be read");
                 Rejection::new(Reason::Internal, "the object could not be read")
             }
         }

@@ -1,22 +1,21 @@
 //! Sites: a whole host through the cache, as a reverse proxy.
 
-use super::{Edge, Snapshot, Source, unix_millis};
+use super::{Edge, Snapshot, Source, unix_millis, value};
 use crate::body::PartsBody;
 use crate::cache::{
     self, Answer, CACHE_STATUS, CacheStatus, Forward, Freshness, Reuse, StoredHead, UnixMillis, Verdict,
     answer, freshen_by_head, invalidated,
 };
-use crate::cas::{self, Names, ReadError};
+use crate::cas::{self, Epoch, Names, ReadError};
 use crate::config::Mode;
 use crate::fill::{
-    Ask, Asked, Begun, Exchanged, Failure, Fill, Flight, FlightBody, Job, News, Origin, Passed, Pilot,
-    SiteWork, Work, cleaned, via,
+    Ask, Asked, Begun, Exchanged, Failure, Fill, Flight, FlightBody, Job, NAME_MAX, News, Origin, Passed,
+    Pilot, SiteWork, Work, cleaned, via,
 };
 use crate::semantics::Preconditions;
 use http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName,
-    HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, PRAGMA, RANGE,
-    VIA,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, IF_MATCH,
+    IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, PRAGMA, RANGE, VIA,
 };
 use http::request::Parts;
 use http::{Method, Response, StatusCode, Uri, Version};
@@ -35,8 +34,6 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 
 /// Times that a request begins anew, see the assets.
 const ATTEMPTS: usize = 4;
-/// Longest path and query that is kept.
-const KEY_MAX: usize = 4096;
 
 /// A request to a site.
 pub(super) struct Visit<'a> {
@@ -55,10 +52,11 @@ impl Visit<'_> {
         format!("{target}\0{scheme}://{}", self.host)
     }
 
-    /// The client's fields as the origin gets them.
-    fn forwarded(&self, request: &Parts) -> HeaderMap {
-        let mut headers = cleaned(request.headers.clone());
-        for name in [HOST, CONTENT_LENGTH, EXPECT, FORWARDED, REQUEST_TIMEOUT] {
+    /// The client's fields with what the origin makes of them in mind: who gets what is stored is decided by nothing
+    /// that the origin does not see.
+    fn relevant(&self, headers: HeaderMap) -> HeaderMap {
+        let mut headers = cleaned(headers);
+        for name in [CONTENT_LENGTH, EXPECT, FORWARDED, REQUEST_TIMEOUT] {
             headers.remove(name);
         }
         // What a client says of other hops is no more than its word, and no response is told apart by it.
@@ -66,15 +64,21 @@ impl Visit<'_> {
             let plain = name.as_str().replace('_', "-");
             !plain.starts_with("x-forwarded-") && plain != "x-real-ip"
         });
-        let text = |text: &str| HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static(""));
         let address = if self.conn.address.is_empty() { "unknown" } else { &self.conn.address };
-        headers.insert(X_FORWARDED_FOR, text(address));
-        headers.insert(X_FORWARDED_HOST, text(self.host));
-        headers.insert(X_FORWARDED_PROTO, text(if self.conn.secure { "https" } else { "http" }));
+        headers.insert(X_FORWARDED_FOR, value(address));
+        headers.insert(X_FORWARDED_HOST, value(self.host));
+        headers.insert(X_FORWARDED_PROTO, value(if self.conn.secure { "https" } else { "http" }));
+        headers
+    }
+
+    /// The same as the origin gets them.
+    fn forwarded(&self, request: &Parts) -> HeaderMap {
+        let mut headers = request.headers.clone();
+        headers.remove(HOST);
         headers.append(VIA, via(request.version));
         headers.insert(X_CORR_ID, self.corr.value().clone());
         let left = self.budget.remaining(Instant::now()).as_millis();
-        headers.insert(REQUEST_TIMEOUT, text(&format!("{left}ms")));
+        headers.insert(REQUEST_TIMEOUT, value(format!("{left}ms")));
         headers
     }
 
@@ -99,14 +103,15 @@ impl From<Rejection> for Retry {
 impl Edge {
     pub(super) async fn visit(
         &self,
-        request: Parts,
+        mut request: Parts,
         body: Body,
         visit: &Visit<'_>,
         permit: Permit,
     ) -> Result<Response<Body>, Rejection> {
+        request.headers = visit.relevant(request.headers);
         let target = request.uri.path_and_query().map_or("/", |it| it.as_str()).to_owned();
         let reads = matches!(request.method, Method::GET | Method::HEAD) && body.exact_len() == Some(0);
-        if !reads || target.len() > KEY_MAX {
+        if !reads || target.len() > NAME_MAX {
             return self.pass(&request, &target, body, visit, permit).await;
         }
         let mut permit = Some(permit);
@@ -129,6 +134,7 @@ impl Edge {
         permit: Permit,
     ) -> Result<Response<Body>, Retry> {
         let key = visit.key(target);
+        let since = self.cas.epoch();
         let stored = self.cas.responses(&key);
         let heads = heads(&stored);
         let now = UnixMillis(unix_millis());
@@ -141,8 +147,8 @@ impl Edge {
                     let response = self
                         .serve_stored(request, found, reuse.freshness, (source, status), visit, permit)
                         .await?;
-                    if reuse.revalidate {
-                        self.refresh(request, target, key, stored, reuse.stored, visit);
+                    if reuse.revalidate && visit.snapshot.settings.mode == Mode::Live {
+                        self.refresh(request, target, (key, since), stored, reuse.stored, visit);
                     }
                     return Ok(response);
                 }
@@ -169,6 +175,7 @@ impl Edge {
             client: request.headers.clone(),
             request: visit.forwarded(request),
             stored,
+            since,
             forward,
             interim: visit.conn.interim.clone().filter(|_| request.version == Version::HTTP_11),
         });
@@ -212,7 +219,7 @@ impl Edge {
         }
     }
 
-    /// Without an origin: what is stored, however old, or nothing.
+    /// Without an origin: what is stored, however old unless that is forbidden, or nothing.
     async fn visit_offline(
         &self,
         request: &Parts,
@@ -222,7 +229,15 @@ impl Edge {
     ) -> Result<Response<Body>, Retry> {
         let heads = heads(stored);
         if let Some(at) = cache::select(&request.headers, &heads) {
-            let freshness = heads[at].freshness(&visit.origin.policy, UnixMillis(unix_millis()));
+            let freshness = freshness(&stored[at], visit);
+            if heads[at].needs_origin(freshness) {
+                self.count_cache(Source::Miss);
+                let detail = "what is stored must be confirmed first, and origins are not asked now";
+                let status = CacheStatus { detail: Some("offline"), ..bare() };
+                return Err(Rejection::new(Reason::Timeout, detail)
+                    .header(CACHE_STATUS, status.value())
+                    .into());
+            }
             let status = CacheStatus { hit: true, detail: Some("offline"), ..bare() };
             return self
                 .serve_stored(request, &stored[at], freshness, (Source::Stale, status), visit, permit)
@@ -238,7 +253,7 @@ impl Edge {
         &self,
         request: &Parts,
         target: &str,
-        key: String,
+        (key, since): (String, Epoch),
         stored: Vec<cas::Response>,
         which: usize,
         visit: &Visit<'_>,
@@ -276,6 +291,7 @@ impl Edge {
             client: request.headers.clone(),
             request: headers,
             stored,
+            since,
             forward,
             interim: None,
         };
@@ -350,7 +366,9 @@ impl Edge {
         permit: Permit,
     ) -> Result<Response<Body>, Retry> {
         let status = CacheStatus { forwarded: Some(work.forward.reason), ..bare() };
-        match self.fill.exchange(&work, visit.snapshot, visit.until()).await {
+        let exchange = self.fill.exchange(&work, visit.snapshot, visit.until());
+        let exchanged = tokio::time::timeout_at(visit.until().into(), exchange).await;
+        match exchanged.unwrap_or(Err(Failure::Timeout)) {
             Err(failure) => self.stand_in(request, &work, failure, visit, permit).await,
             Ok(Exchanged::StandIn) => {
                 let failure = Failure::Upstream("it answered with an error".to_owned());
@@ -433,15 +451,9 @@ impl Edge {
             None => Body::default(),
             Some(range) => {
                 let body = PartsBody::open(&self.cas, found, range, visit.budget.until, permit).await;
-                body.map_err(|error| {
-                    if matches!(error, ReadError::Corrupt) {
-                        self.cas.note_bad();
-                    }
-                    tracing::warn!(%error, "a stored response cannot be read");
-                    Retry::Again(Rejection::new(
-                        Reason::DigestStored,
-                        "the stored bytes are not those of the response",
-                    ))
+                body.map_err(|error| match (self.unreadable(&found.name, &error), error) {
+                    (rejection, ReadError::Corrupt | ReadError::Gone) => Retry::Again(rejection),
+                    (rejection, ReadError::Io(_)) => Retry::Never(rejection),
                 })?
             }
         };
@@ -515,10 +527,11 @@ impl Edge {
         if asked.answer.status == StatusCode::OK
             && let Some(at) = cache::select(&request.headers, &heads)
         {
-            let freshened = freshen_by_head(heads[at], &ask.headers, &headers, asked.exchange);
+            let freshened = freshen_by_head(heads[at], &request.headers, &headers, asked.exchange);
             let kept = freshened.keep.then_some(freshened.head);
             // What cannot be noted now is noted when it is next confirmed.
-            let _ = self.cas.freshen(stored[at].name.clone(), stored[at].asset.clone(), kept).await;
+            let noting = self.cas.freshen(stored[at].name.clone(), stored[at].asset.clone(), kept);
+            let _ = tokio::time::timeout_at(visit.budget.until.into(), noting).await;
         }
         Ok(pass_on(request, asked, headers, status, visit, permit))
     }
@@ -557,8 +570,12 @@ impl Edge {
         if let Ok(base) = base.parse::<Uri>() {
             for path in invalidated(&request.method, &base, (asked.answer.status, &headers)) {
                 let names = Names::Response(visit.key(&path));
-                if let Err(error) = self.cas.forget(names, Preconditions::default()).await {
-                    tracing::warn!(%error, "a changed resource could not be forgotten");
+                self.fill.flights.part(&names);
+                let forgetting = self.cas.forget(names, Preconditions::default());
+                // The answer does not wait for longer than its client; it is forgotten all the same.
+                match tokio::time::timeout_at(visit.budget.until.into(), forgetting).await {
+                    Ok(Ok(_)) | Err(_) => {}
+                    Ok(Err(error)) => tracing::warn!(%error, "a changed resource could not be forgotten"),
                 }
             }
         }

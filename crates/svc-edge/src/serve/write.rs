@@ -217,9 +217,11 @@ impl Edge {
         conditions: Preconditions,
         budget: Budget,
     ) -> Result<usize, Rejection> {
-        self.fill.negative.forget_all();
+        self.fill.flights.part(&which);
         let forgetting = self.cas.forget(which, conditions);
-        match tokio::time::timeout_at(budget.until.into(), forgetting).await {
+        let forgotten = tokio::time::timeout_at(budget.until.into(), forgetting).await;
+        self.fill.negative.forget_all();
+        match forgotten {
             Ok(forgotten) => forgotten.map_err(|error| self.refused(&error)),
             Err(_late) => {
                 self.read_timeouts.inc();
