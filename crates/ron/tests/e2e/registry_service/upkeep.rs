@@ -225,7 +225,7 @@ fn a_tls_listener_stands_beside_the_plain_one() {
     let dir = tempfile::tempdir().unwrap();
     assert!(ron_testkit::ron(&["init", "tls-demo", "--tls"], dir.path()).status.success());
     std::fs::rename(dir.path().join("tls-demo/tls"), dir.path().join("tls")).unwrap();
-    let text = "[admin]\nlisten = \"127.0.0.1:0\"\n[gateway]\nenabled = false\n[overlay]\nenabled = false\n[registry]\nlisten = \"127.0.0.1:0\"\n\
+    let text = "[admin]\nlisten = \"127.0.0.1:0\"\n[gateway]\nenabled = false\n[edge]\nenabled = false\n[overlay]\nenabled = false\n[registry]\nlisten = \"127.0.0.1:0\"\n\
                 [registry.tls]\nlisten = \"127.0.0.1:0\"\ncert = \"tls/server.pem\"\nkey = \"tls/server.key\"\n";
     std::fs::write(dir.path().join("ron.toml"), text).unwrap();
     let node = Node::spawn(dir, &["up", "--config", "ron.toml"], &[]);
