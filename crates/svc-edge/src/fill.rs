@@ -12,7 +12,7 @@ mod pump;
 mod response;
 
 pub(crate) use asset::{AssetWork, FIELDS, NAME_MAX};
-pub(crate) use flight::{Begun, FLIGHTS, FlightBody, Landed, News};
+pub(crate) use flight::{Begun, Claim, FLIGHTS, FlightBody, Landed, News};
 pub(crate) use negative::NEGATIVE;
 pub(crate) use origin::{Ask, Asked, IDLE, Origin, Origins, Patience, host_of, via};
 pub(crate) use response::{Exchanged, Passed, SiteWork, cleaned};

@@ -64,8 +64,8 @@ pub(crate) struct Edge {
     requests: Arc<Family<Counter, 4>>,
     latency: Arc<Family<Histogram, 3>>,
     cache: Arc<Family<Counter, 1>>,
-    busy: Counter,
-    /// The same where a job found no place.
+    busy: Arc<Family<Counter, 3>>,
+    /// Of those, where a job found no place.
     busy_assets: Counter,
     busy_sites: Counter,
     read_timeouts: Counter,
@@ -187,6 +187,7 @@ impl Edge {
         );
         let cache: Arc<Family<Counter, 1>> =
             service.metrics().family("edge_cache_total", "Answers by where they came from.", ["result"]);
+        origins.put_to_use();
         Edge {
             snapshot: ArcSwap::from_pointee(Snapshot { settings: settings.clone(), origins, verifier }),
             cas,
@@ -202,9 +203,9 @@ impl Edge {
                 ["service", "route", "method"],
             ),
             cache,
-            busy: busy.with(["edge", "/edge/assets", ""]),
             busy_assets: busy.with(["edge", "/edge/assets", "work"]),
             busy_sites: busy.with(["edge", "site", "work"]),
+            busy,
             read_timeouts: service.io_timeout("read"),
         }
     }
@@ -212,6 +213,7 @@ impl Edge {
     /// Swaps in a new configuration; requests under way keep the one they began with.
     pub(crate) fn apply(&self, settings: &EdgeSettings, origins: Origins, verifier: Verifier) {
         self.inflight.set_limit(settings.ingress.max_inflight);
+        origins.put_to_use();
         self.snapshot.store(Arc::new(Snapshot { settings: settings.clone(), origins, verifier }));
     }
 
@@ -243,7 +245,7 @@ impl Edge {
             && let Some(origin) = snapshot.origins.of_host(&host)
         {
             *route = "site";
-            let (permit, budget) = self.admit(&request, snapshot, begun)?;
+            let (permit, budget) = self.admit(&request, (*route, snapshot), begun)?;
             let visit = site::Visit { origin, host: &host, snapshot, conn, corr, budget };
             return self.visit(request, body, &visit, permit).await;
         }
@@ -260,7 +262,7 @@ impl Edge {
         }
         let target =
             target.ok_or_else(|| Rejection::new(Reason::NotFound, "nothing of that kind is served"))?;
-        let (permit, budget) = self.admit(&request, snapshot, begun)?;
+        let (permit, budget) = self.admit(&request, (*route, snapshot), begun)?;
         match (request.method.clone(), target) {
             (Method::GET | Method::HEAD, Target::Asset(name)) => {
                 self.read_asset(&request, &name, snapshot, budget, permit).await
@@ -289,10 +291,10 @@ impl Edge {
     fn admit(
         &self,
         request: &Parts,
-        snapshot: &Snapshot,
+        (endpoint, snapshot): (&'static str, &Snapshot),
         begun: Instant,
     ) -> Result<(Permit, Budget), Rejection> {
-        let permit = self.place()?;
+        let permit = self.place(endpoint)?;
         let timeout = snapshot.settings.ingress.timeout.0;
         let budget = Budget::of(&request.headers, timeout, begun, unix_millis)
             .map_err(|bad| Rejection::new(Reason::Malformed, format!("{} cannot be read", bad.0)))?;
@@ -302,9 +304,9 @@ impl Edge {
         Ok((permit, budget))
     }
 
-    fn place(&self) -> Result<Permit, Rejection> {
+    fn place(&self, endpoint: &'static str) -> Result<Permit, Rejection> {
         self.inflight.try_take().ok_or_else(|| {
-            self.busy.inc();
+            self.busy.with(["edge", endpoint, ""]).inc();
             Rejection::new(Reason::Busy, "too many requests are being answered").retry_after(1)
         })
     }

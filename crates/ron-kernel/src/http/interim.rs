@@ -3,8 +3,8 @@
 use atomic_waker::AtomicWaker;
 use bytes::BytesMut;
 use http::{HeaderMap, StatusCode};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Interim answers not yet written; what comes beyond is dropped, as a client may do with any of them.
 const PENDING_BYTES_MAX: usize = 64 << 10;
@@ -18,12 +18,40 @@ pub struct Interim {
     /// The body wants to be read and the client waits for `100 Continue`.
     continue_wanted: AtomicBool,
     pub(super) waker: AtomicWaker,
+    /// How many requests have begun on the connection; changed and compared under the lock.
+    turn: AtomicU64,
+}
+
+/// Where interim answers to one request go, for whoever may outlive it: those to a later one are not its business.
+#[derive(Clone, Debug)]
+pub struct InterimSender {
+    interim: Arc<Interim>,
+    turn: u64,
+}
+
+impl InterimSender {
+    /// Passes an interim answer on, unless its request is over.
+    pub fn send(&self, status: StatusCode, headers: &HeaderMap) {
+        self.interim.send_at(Some(self.turn), status, headers);
+    }
 }
 
 impl Interim {
+    /// For the request that is being answered now.
+    pub fn sender(self: &Arc<Self>) -> InterimSender {
+        InterimSender { interim: self.clone(), turn: self.turn.load(Ordering::Acquire) }
+    }
+
     /// Passes an interim answer on, such as 103. Not for HTTP/1.0 clients, who do not know any.
     pub fn send(&self, status: StatusCode, headers: &HeaderMap) {
+        self.send_at(None, status, headers);
+    }
+
+    fn send_at(&self, turn: Option<u64>, status: StatusCode, headers: &HeaderMap) {
         let mut pending = self.lock();
+        if turn.is_some_and(|turn| turn != self.turn.load(Ordering::Relaxed)) {
+            return;
+        }
         let length: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
         if pending.len() + length > PENDING_BYTES_MAX {
             return;
@@ -37,8 +65,8 @@ impl Interim {
             pending.extend_from_slice(b"\r\n");
         }
         pending.extend_from_slice(b"\r\n");
-        drop(pending);
         self.any.store(true, Ordering::Release);
+        drop(pending);
         self.waker.wake();
     }
 
@@ -50,8 +78,10 @@ impl Interim {
     /// A new request begins.
     pub(super) fn reset(&self) {
         self.continue_wanted.store(false, Ordering::Relaxed);
+        let mut pending = self.lock();
+        self.turn.fetch_add(1, Ordering::Release);
         if self.any.swap(false, Ordering::Acquire) {
-            self.lock().clear();
+            pending.clear();
         }
     }
 
@@ -72,5 +102,27 @@ impl Interim {
 
     fn lock(&self) -> MutexGuard<'_, BytesMut> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interim_answer_that_comes_late_is_not_taken_for_one_to_the_next_request() {
+        let interim = Arc::new(Interim::default());
+        let said = |sender: &InterimSender| {
+            sender.send(StatusCode::EARLY_HINTS, &HeaderMap::new());
+            let mut out = BytesMut::new();
+            interim.take(&mut out);
+            out.starts_with(b"HTTP/1.1 103 ")
+        };
+        let first = interim.sender();
+        assert!(said(&first));
+        first.send(StatusCode::EARLY_HINTS, &HeaderMap::new());
+        interim.reset();
+        assert!(!said(&first), "nor is what was still pending");
+        assert!(said(&interim.sender()));
     }
 }

@@ -1,7 +1,7 @@
 //! Live fill: assets from origins, each fetched once, whatever the origin does.
 
 use crate::edge::{Edge, config};
-use ron_testkit::{Answer, Client, Node, Origin, Script, request};
+use ron_testkit::{Answer, Client, Gate, Node, Origin, Script, request};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -202,15 +202,26 @@ fn a_thousand_clients_on_a_cold_object_ask_the_origin_once() {
     let (certs, folder) = certificates();
     let body: Vec<u8> = (0..2_000_000u32).map(|n| ((n * 31) >> 5) as u8).collect();
     let sent = body.clone();
+    let gates = [Gate::default(), Gate::default()];
+    let [small, large] = gates.clone();
     let origin = start_tls(&folder, move |path| match path {
-        "/small" => Script::Late(Duration::from_millis(300), "200 OK\r\n".to_owned(), sent[..9000].to_vec()),
-        _ => Script::Chunks(sent.chunks(50_000).map(<[u8]>::to_vec).collect(), Duration::from_millis(5)),
+        "/small" => {
+            small.pass();
+            ok("", &sent[..9000])
+        }
+        _ => {
+            large.pass();
+            Script::Chunks(sent.chunks(50_000).map(<[u8]>::to_vec).collect(), Duration::from_millis(5))
+        }
     });
-    let limits = "[edge.ingress]\nmax_inflight = 2000\nmax_conns_per_ip = 2000\nrps_limit = 0\ntimeout = \"20s\"\n\
-                  [edge.fill]\ndeadline = \"20s\"";
+    let limits = "[edge.ingress]\nmax_inflight = 2000\nmax_conns_per_ip = 2000\nrps_limit = 0\ntimeout = \"60s\"\n\
+                  [edge.fill]\ndeadline = \"60s\"";
     let config = config("", &format!("{limits}\n{}", table(&origin, &folder, PRIVATE)));
     let edge = Edge::of(Node::start(&["edge"], &config));
-    for (path, clients, expected) in [("small", 1000, &body[..9000]), ("large", 100, &body[..])] {
+    let [small, large] = &gates;
+    for (path, gate, clients, expected) in
+        [("small", small, 1000, &body[..9000]), ("large", large, 100, &body[..])]
+    {
         let mut connected: Vec<Client> =
             (0..clients).map(|_| Client::connect(&edge.address()).unwrap()).collect();
         for client in &mut connected {
@@ -218,6 +229,10 @@ fn a_thousand_clients_on_a_cold_object_ask_the_origin_once() {
                 .send(format!("GET /edge/assets/img/{path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes())
                 .unwrap();
         }
+        edge.node.eventually("all are in", |node| {
+            node.metric("inflight_requests{service=\"edge\"}") as usize >= clients
+        });
+        gate.open();
         let mut tags = std::collections::HashMap::new();
         for client in &mut connected {
             let answer = client.read_answer("GET").unwrap();
@@ -563,8 +578,15 @@ fn an_origin_is_asked_no_more_often_and_no_more_at_once_than_it_bears() {
     assert!(asked.into_iter().all(|it| it.join().unwrap() == 200));
     assert!(busy.1.load(Ordering::SeqCst) <= 2);
     let limited = Filled::start("", &format!("{PRIVATE}\nrps = 1"), |_| ok("", b"x"));
-    let statuses: Vec<u16> = (0..4).map(|n| limited.get(&format!("/edge/assets/img/{n}")).status).collect();
-    assert!(statuses[0] == 200 && statuses.contains(&429), "{statuses:?}");
+    // So many at once that not all of them can have their turn before they are given up.
+    let mut clients: Vec<Client> =
+        (0..60).map(|_| Client::connect(&limited.edge.address()).unwrap()).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        client.send(format!("GET /edge/assets/img/{n} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).unwrap();
+    }
+    let statuses: Vec<u16> =
+        clients.iter_mut().map(|client| client.read_answer("GET").unwrap().status).collect();
+    assert!(statuses.contains(&200) && statuses.contains(&429), "{statuses:?}");
     assert!(limited.edge.refusals("rate_limit") >= 1.0);
 }
 

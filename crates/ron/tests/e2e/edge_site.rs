@@ -5,7 +5,6 @@ use crate::edge_fill::{certificates, start_tls};
 use ron_testkit::{Answer, Client, Gate, Node, Origin, Script, get, request};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 /// An edge with one site, whose origin speaks plain HTTP.
 struct Site {
@@ -186,29 +185,30 @@ fn a_response_is_kept_over_a_kill_and_purged_by_path_prefix_and_key() {
 
 #[test]
 fn a_herd_is_collapsed_and_a_private_answer_is_not_shared() {
-    let number = Arc::new(AtomicUsize::new(0));
-    let counted = number.clone();
-    let pause = Duration::from_millis(300);
-    let limits = "[edge.ingress]\nmax_inflight = 2000\nmax_conns_per_ip = 2000\nrps_limit = 0\ntimeout = \"20s\"\n[edge.fill]\ndeadline = \"20s\"";
+    fn vary(head: &str) -> Script {
+        ok("Cache-Control: max-age=60\r\nVary: X-Who\r\n", field(head, "x-who").as_bytes())
+    }
+    let number = AtomicUsize::new(0);
+    let gates = [Gate::default(), Gate::default(), Gate::default()];
+    let [shared, private, varied] = gates.clone();
+    let limits = "[edge.ingress]\nmax_inflight = 2000\nmax_conns_per_ip = 2000\nrps_limit = 0\ntimeout = \"60s\"\n[edge.fill]\ndeadline = \"60s\"";
     let site = Site::with(limits, move |path| match path {
         "/shared" => {
-            Script::Late(pause, "200 OK\r\nCache-Control: max-age=60\r\n".to_owned(), vec![7; 30_000])
+            shared.pass();
+            ok("Cache-Control: max-age=60\r\n", &[7; 30_000])
         }
-        "/vary" => Script::Late(
-            pause,
-            "200 OK\r\nCache-Control: max-age=60\r\nVary: X-Who\r\n".to_owned(),
-            b"v".to_vec(),
-        ),
+        "/vary" => {
+            varied.pass();
+            Script::ByHead(vary)
+        }
         _ => {
-            let number = counted.fetch_add(1, Ordering::SeqCst);
-            Script::Late(
-                pause,
-                "200 OK\r\nCache-Control: private\r\n".to_owned(),
-                number.to_string().into_bytes(),
-            )
+            private.pass();
+            let number = number.fetch_add(1, Ordering::SeqCst);
+            ok("Cache-Control: private\r\n", number.to_string().as_bytes())
         }
     });
-    let herd = |path: &str, clients: usize, who: &dyn Fn(usize) -> String| -> Vec<Answer> {
+    let [shared, private, varied] = gates;
+    let herd = |path: &str, gate: &Gate, clients: usize, who: &dyn Fn(usize) -> String| -> Vec<Answer> {
         let mut all: Vec<Client> =
             (0..clients).map(|_| Client::connect(&site.edge.address()).unwrap()).collect();
         for (n, client) in all.iter_mut().enumerate() {
@@ -216,9 +216,13 @@ fn a_herd_is_collapsed_and_a_private_answer_is_not_shared() {
                 .send(format!("GET {path} HTTP/1.1\r\nHost: test\r\nX-Who: {}\r\n\r\n", who(n)).as_bytes())
                 .unwrap();
         }
+        site.edge.node.eventually("all are in", |node| {
+            node.metric("inflight_requests{service=\"edge\"}") as usize >= clients
+        });
+        gate.open();
         all.iter_mut().map(|client| client.read_answer("GET").unwrap()).collect()
     };
-    let shared = herd("/shared", 100, &|_| "a".to_owned());
+    let shared = herd("/shared", &shared, 100, &|_| "a".to_owned());
     assert!(shared.iter().all(|answer| answer.status == 200 && answer.body == vec![7; 30_000]));
     assert_eq!(site.origin.count("/shared"), 1);
     assert!(
@@ -227,13 +231,14 @@ fn a_herd_is_collapsed_and_a_private_answer_is_not_shared() {
             .any(|answer| answer.header("cache-status") == Some("ron-edge; fwd=uri-miss; collapsed"))
     );
     assert!(site.edge.node.metric("edge_cache_total{result=\"collapsed\"}") >= 50.0);
-    let private = herd("/private", 5, &|_| "a".to_owned());
+    let private = herd("/private", &private, 5, &|_| "a".to_owned());
     let mut texts: Vec<String> = private.iter().map(Answer::text).collect();
     texts.sort();
     texts.dedup();
     assert_eq!((texts.len(), site.origin.count("/private")), (5, 5), "each has its own");
-    let varied = herd("/vary", 6, &|n| (n % 2).to_string());
-    assert!(varied.iter().all(|answer| answer.status == 200));
+    let varied = herd("/vary", &varied, 6, &|n| (n % 2).to_string());
+    let own = |(n, answer): (usize, &Answer)| answer.text() == (n % 2).to_string();
+    assert!(varied.iter().enumerate().all(own), "{varied:?}");
     assert!((2..=4).contains(&site.origin.count("/vary")), "{}", site.origin.count("/vary"));
 }
 

@@ -69,6 +69,8 @@ pub(crate) struct Landed {
 struct State<P> {
     news: Option<News>,
     alone: Option<P>,
+    /// The client that such an answer would be for has gone, or there was none.
+    unclaimed: bool,
     /// Bytes from `base` on.
     chunks: Vec<Bytes>,
     base: u64,
@@ -94,8 +96,16 @@ enum Next {
 
 impl<P: Send> Flight<P> {
     pub(crate) fn new(key: String) -> Arc<Flight<P>> {
-        let state =
-            State { news: None, alone: None, chunks: Vec::new(), base: 0, len: 0, file: None, end: None };
+        let state = State {
+            news: None,
+            alone: None,
+            unclaimed: false,
+            chunks: Vec::new(),
+            base: 0,
+            len: 0,
+            file: None,
+            end: None,
+        };
         Arc::new(Flight { key, state: Mutex::new(state), changed: Notify::new() })
     }
 
@@ -153,7 +163,20 @@ impl<P: Send> Flight<P> {
 
     /// Leaves an answer for the one client that it is for.
     pub(crate) fn leave(&self, answer: P) {
-        self.change(|state| (state.alone, state.news) = (Some(answer), Some(News::Alone)));
+        // One that nobody takes is dropped outside the lock, and its place at the origin with it.
+        let _unclaimed = self.change(|state| {
+            state.news = Some(News::Alone);
+            if state.unclaimed { Some(answer) } else { state.alone.replace(answer) }
+        });
+    }
+
+    /// The client that began it does not wait any more.
+    pub(crate) fn disclaim(&self) {
+        let _left = {
+            let mut state = self.state();
+            state.unclaimed = true;
+            state.alone.take()
+        };
     }
 
     /// That answer, for whoever comes first.
@@ -274,6 +297,16 @@ impl<P: Send> Flights<P> {
         if table.get(&flight.key).is_some_and(|known| Arc::ptr_eq(known, flight)) {
             table.remove(&flight.key);
         }
+    }
+}
+
+/// The client that began a flight holds this while it waits: an answer for it alone is kept no longer than that.
+#[derive(Debug)]
+pub(crate) struct Claim<P: Send>(pub(crate) Arc<Flight<P>>);
+
+impl<P: Send> Drop for Claim<P> {
+    fn drop(&mut self) {
+        self.0.disclaim();
     }
 }
 
@@ -463,6 +496,20 @@ mod tests {
         assert!(matches!(flight.news().await, News::Alone));
         assert_eq!((flight.take_alone(), flight.take_alone()), (Some(7), None));
         drop(Pilot::new(flight.clone(), None));
+        assert!(matches!(flight.news().await, News::Alone));
+    }
+
+    #[tokio::test]
+    async fn a_private_answer_goes_with_the_one_it_is_for() {
+        let before = Arc::new(());
+        let flight = Flight::<Arc<()>>::new("k".to_owned());
+        let claim = Claim(flight.clone());
+        flight.leave(before.clone());
+        assert_eq!(Arc::strong_count(&before), 2);
+        drop(claim);
+        assert_eq!(Arc::strong_count(&before), 1, "nobody holds it any more");
+        flight.leave(before.clone());
+        assert_eq!(Arc::strong_count(&before), 1, "nor when it comes later");
         assert!(matches!(flight.news().await, News::Alone));
     }
 }

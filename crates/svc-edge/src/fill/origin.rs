@@ -11,7 +11,7 @@ use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODI
 use http::{Method, Request, StatusCode, Uri, Version};
 use ron_kernel::admission::bucket::{Rate, Single, Verdict};
 use ron_kernel::http::client::{Answer, CallError, CallLimits, Outgoing, Remote};
-use ron_kernel::http::{Body, BodyError, Interim};
+use ron_kernel::http::{Body, BodyError, InterimSender};
 use ron_kernel::inventory::LockSpec;
 use ron_kernel::kernel::Service;
 use ron_kernel::random;
@@ -37,6 +37,9 @@ pub(crate) struct Origin {
     pub(crate) url: OriginUrl,
     pub(crate) policy: Policy,
     remote: Arc<Remote>,
+    /// How TLS is spoken to it and how many requests it gets at once, from when it is put to use.
+    tls: Option<TlsClient>,
+    max_inflight: usize,
     allow_private: bool,
     permits: Arc<Permits>,
     bucket: Arc<Single>,
@@ -63,7 +66,8 @@ pub(crate) struct Origins {
 }
 
 impl Origins {
-    /// Reads the CA files. Connections, limits and their state are kept of those that were there before.
+    /// Reads the CA files. Connections, limits and their state are kept of those that were there before, and changed
+    /// only by [`Origins::put_to_use`].
     pub(crate) fn new(
         service: &Service,
         settings: &EdgeSettings,
@@ -133,6 +137,15 @@ impl Origins {
         self.assets.iter().map(|(_, origin)| origin).find(|origin| origin.url.authority == *authority)
     }
 
+    /// Lets their rules hold, also for what they have in common with those that were there before.
+    pub(crate) fn put_to_use(&self) {
+        let assets = self.assets.iter().map(|(_, origin)| origin);
+        for origin in assets.chain(self.sites.iter().map(|(_, origin)| origin)) {
+            origin.remote.set_tls(origin.tls.clone());
+            origin.permits.set_limit(origin.max_inflight);
+        }
+    }
+
     /// Closes connections that have been idle for too long.
     pub(crate) fn tidy(&self, now: Instant) {
         for (_, origin) in &self.assets {
@@ -177,10 +190,8 @@ impl Origin {
             || Remote::guarded(service, &IDLE, url.authority.address(), may_connect),
             |former| former.remote.clone(),
         );
-        remote.set_tls(tls);
         let permits =
             former.map_or_else(|| Permits::new(rules.max_inflight), |former| former.permits.clone());
-        permits.set_limit(rules.max_inflight);
         let bucket = former.map_or_else(
             || Arc::new(Single::new(service.inventory(), &COUNTERS)),
             |former| former.bucket.clone(),
@@ -189,6 +200,8 @@ impl Origin {
             url,
             policy: rules.policy,
             remote,
+            tls,
+            max_inflight: rules.max_inflight,
             allow_private: rules.allow_private,
             permits,
             bucket,
@@ -341,7 +354,7 @@ pub(crate) struct Ask {
     /// What is known of its body's length; `None` if there is none.
     pub(crate) body: Option<Option<u64>>,
     /// Where interim answers go.
-    pub(crate) interim: Option<Arc<Interim>>,
+    pub(crate) interim: Option<InterimSender>,
 }
 
 impl Ask {
@@ -477,6 +490,13 @@ mod tests {
         let again = Origins::new(&service, &settings, Path::new("."), &origins).unwrap();
         let remote = |origins: &Origins| origins.of_host("a.org").unwrap().remote.clone();
         assert!(Arc::ptr_eq(&remote(&origins), &remote(&again)), "kept over a reload");
+        settings.sites[0].max_inflight = 3;
+        let limit = |origins: &Origins| origins.of_host("a.org").unwrap().permits.limit();
+        let before = limit(&origins);
+        let fewer = Origins::new(&service, &settings, Path::new("."), &origins).unwrap();
+        assert_eq!(limit(&origins), before, "a configuration that is not used changes nothing");
+        fewer.put_to_use();
+        assert_eq!(limit(&origins), 3);
         settings.sites[0].allow_private = true;
         let other = Origins::new(&service, &settings, Path::new("."), &origins).unwrap();
         assert!(!Arc::ptr_eq(&remote(&origins), &remote(&other)), "other rules, other connections");

@@ -15,7 +15,7 @@ use http::header::{
 };
 use http::{Method, StatusCode};
 use ron_kernel::http::client::Payload;
-use ron_kernel::http::{Fields, Interim};
+use ron_kernel::http::{Fields, InterimSender};
 use ron_kernel::problem::X_REASON;
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(crate) struct SiteWork {
     /// When it was asked for.
     pub(crate) since: Epoch,
     pub(crate) forward: Forward,
-    pub(crate) interim: Option<Arc<Interim>>,
+    pub(crate) interim: Option<InterimSender>,
 }
 
 /// An answer for one client alone.

@@ -83,7 +83,7 @@ impl Edge {
         };
         let mut permit = Some(permit);
         for attempt in 1..=ATTEMPTS {
-            let permit = permit.take().map_or_else(|| self.place(), Ok)?;
+            let permit = permit.take().map_or_else(|| self.place("/edge/assets"), Ok)?;
             match self.try_asset(&wanted, permit).await {
                 // What it waited for is lost, or what was stored has just been found bad: begin anew.
                 Err(Retry::Again(_)) if attempt < ATTEMPTS && !budget.is_over(Instant::now()) => {}
@@ -134,7 +134,13 @@ impl Edge {
         if let Some(found) = stands_in.filter(|_| failure.is_error_of_origin()) {
             let status = Source::Stale.status();
             return self
-                .serve_asset(wanted, found, Source::Stale, status, self.place().map_err(Retry::Never)?)
+                .serve_asset(
+                    wanted,
+                    found,
+                    Source::Stale,
+                    status,
+                    self.place("/edge/assets").map_err(Retry::Never)?,
+                )
                 .await;
         }
         self.count_cache(Source::Miss);

@@ -9,8 +9,8 @@ use crate::cache::{
 use crate::cas::{self, Epoch, Names, ReadError};
 use crate::config::Mode;
 use crate::fill::{
-    Ask, Asked, Begun, Exchanged, Failure, Fill, Flight, FlightBody, Job, NAME_MAX, News, Origin, Passed,
-    Pilot, SiteWork, Work, cleaned, via,
+    Ask, Asked, Begun, Claim, Exchanged, Failure, Fill, Flight, FlightBody, Job, NAME_MAX, News, Origin,
+    Passed, Pilot, SiteWork, Work, cleaned, via,
 };
 use crate::semantics::Preconditions;
 use http::header::{
@@ -21,7 +21,7 @@ use http::request::Parts;
 use http::{Method, Response, StatusCode, Uri, Version};
 use ron_kernel::admission::deadline::{Budget, REQUEST_TIMEOUT};
 use ron_kernel::http::client::{Payload, retain};
-use ron_kernel::http::{Body, ConnInfo};
+use ron_kernel::http::{Body, ConnInfo, Interim};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID};
 use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
@@ -116,7 +116,7 @@ impl Edge {
         }
         let mut permit = Some(permit);
         for attempt in 1..=ATTEMPTS {
-            let permit = permit.take().map_or_else(|| self.place(), Ok)?;
+            let permit = permit.take().map_or_else(|| self.place("site"), Ok)?;
             match self.try_visit(&request, &target, visit, permit).await {
                 Err(Retry::Again(_)) if attempt < ATTEMPTS && !visit.budget.is_over(Instant::now()) => {}
                 Err(Retry::Again(rejection) | Retry::Never(rejection)) => return Err(rejection),
@@ -168,6 +168,7 @@ impl Edge {
         if request.method == Method::HEAD {
             return self.forward_head(request, target, &stored, forward.reason, visit, permit).await;
         }
+        let early = visit.conn.interim.as_ref().filter(|_| request.version == Version::HTTP_11);
         let work = Arc::new(SiteWork {
             origin: visit.origin.clone(),
             key,
@@ -177,7 +178,7 @@ impl Edge {
             stored,
             since,
             forward,
-            interim: visit.conn.interim.clone().filter(|_| request.version == Version::HTTP_11),
+            interim: early.map(Interim::sender),
         });
         match collapses(request, &work.forward) {
             true => self.go_together(request, work, visit, permit).await,
@@ -194,6 +195,7 @@ impl Edge {
         permit: Permit,
     ) -> Result<Response<Body>, Retry> {
         let (flight, leads) = self.fill.flights.join(&cas::response_name(&work.key, ""));
+        let _claim = leads.then(|| Claim(flight.clone()));
         if leads {
             let pilot = Pilot::new(flight.clone(), Some(self.fill.flights.clone()));
             // Somebody may have brought it in between the look and the flight.
@@ -262,6 +264,7 @@ impl Edge {
         if !leads {
             return;
         }
+        flight.disclaim();
         let pilot = Pilot::new(flight, Some(self.fill.flights.clone()));
         let mut headers = visit.forwarded(request);
         let conditions = [

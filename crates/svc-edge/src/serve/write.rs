@@ -40,7 +40,8 @@ impl Edge {
     ) -> Result<Response<Body>, Rejection> {
         self.authorize(request, WRITE, snapshot)?;
         let arrived = self.receive(request, body, expected, snapshot, budget).await?;
-        let stored = self.cas.put(Put { arrived, name: None }).await.map_err(|error| self.refused(&error))?;
+        let stored = self.cas.put(Put { arrived, name: None }).await;
+        let stored = stored.map_err(|error| self.unchanged("/edge/cas", &error))?;
         let location = format!("/edge/cas/{}", stored.address);
         Ok(acknowledged(stored, &location))
     }
@@ -67,7 +68,7 @@ impl Edge {
         };
         let name = NewName { name, content_type, keys, encoded, conditions, response: None };
         let put = Put { arrived, name: Some(name) };
-        let stored = self.cas.put(put).await.map_err(|error| self.refused(&error))?;
+        let stored = self.cas.put(put).await.map_err(|error| self.unchanged("/edge/assets", &error))?;
         Ok(acknowledged(stored, &location))
     }
 
@@ -174,7 +175,7 @@ impl Edge {
     ) -> Result<Response<Body>, Rejection> {
         self.authorize(request, PURGE, snapshot)?;
         let conditions = Preconditions::of(&request.headers, unix_millis() / 1000);
-        match self.forget(Names::Asset(name), conditions, budget).await? {
+        match self.forget("/edge/assets", Names::Asset(name), conditions, budget).await? {
             0 => Err(Rejection::new(Reason::NotFound, "it is not stored")),
             _ => {
                 let mut response = Response::new(Body::default());
@@ -207,12 +208,13 @@ impl Edge {
         let which = which(&bytes).ok_or_else(|| {
             Rejection::new(Reason::Malformed, "expected an object with one of path, prefix or key")
         })?;
-        let removed = self.forget(which, Preconditions::default(), budget).await?;
+        let removed = self.forget("/edge/purge", which, Preconditions::default(), budget).await?;
         Ok(json_answer(StatusCode::OK, &json!({"removed": removed})))
     }
 
     async fn forget(
         &self,
+        endpoint: &'static str,
         which: Names,
         conditions: Preconditions,
         budget: Budget,
@@ -222,7 +224,7 @@ impl Edge {
         let forgotten = tokio::time::timeout_at(budget.until.into(), forgetting).await;
         self.fill.negative.forget_all();
         match forgotten {
-            Ok(forgotten) => forgotten.map_err(|error| self.refused(&error)),
+            Ok(forgotten) => forgotten.map_err(|error| self.unchanged(endpoint, &error)),
             Err(_late) => {
                 self.read_timeouts.inc();
                 Err(Rejection::new(Reason::Timeout, "the change was not made in time; it may still be"))
@@ -248,13 +250,18 @@ impl Edge {
         }
     }
 
+    /// The same where a change found no place in the queue.
+    fn unchanged(&self, endpoint: &'static str, error: &CasError) -> Rejection {
+        if matches!(error, CasError::Busy) {
+            self.busy.with(["edge", endpoint, "changes"]).inc();
+        }
+        self.refused(error)
+    }
+
     /// What a client is told when the store cannot do it.
     fn refused(&self, error: &CasError) -> Rejection {
         match error {
-            CasError::Busy => {
-                self.busy.inc();
-                Rejection::new(Reason::Busy, "too many changes wait to be made").retry_after(1)
-            }
+            CasError::Busy => Rejection::new(Reason::Busy, "too many changes wait to be made").retry_after(1),
             CasError::Closing => Rejection::new(Reason::Draining, "the store is closing"),
             CasError::Full => Rejection::new(Reason::NoRoom, "there is no room for the object"),
             CasError::Amnesia => {
