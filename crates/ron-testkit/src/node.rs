@@ -96,7 +96,6 @@ impl Node {
 
     /// Starts `ron run gateway --takeover` on the same folder, waits until it has taken this node's place, and returns
     /// the former process.
-    #[expect(clippy::zombie_processes, reason = "the former process is the caller's to wait for")]
     pub fn take_over(&mut self) -> Child {
         let log =
             std::fs::File::options().append(true).open(self.dir.path().join("log")).expect("it is there");
