@@ -70,7 +70,13 @@ impl Client {
         self.send(head.as_bytes())?;
         // The server may answer and close before it has taken the body; its answer is what counts.
         let _ = self.send(body);
-        self.read_answer(method)
+        // A 100 comes when the server began to read before the body was there.
+        loop {
+            let answer = self.read_answer(method)?;
+            if answer.status != 100 {
+                return Ok(answer);
+            }
+        }
     }
 
     /// Reads the head of an answer and leaves its body.
