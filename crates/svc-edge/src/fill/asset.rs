@@ -78,7 +78,7 @@ impl Fill {
     /// Does the work; the pilot's flight is told whatever comes of it.
     pub(super) async fn bring_asset(
         self: &Arc<Fill>,
-        pilot: &Pilot,
+        pilot: Pilot,
         work: AssetWork,
         snapshot: &Snapshot,
         until: Instant,
@@ -93,7 +93,13 @@ impl Fill {
                     Err(failure) => flight.end(Err(failure)),
                 }
             }
-            Ok(Fetched::New(new)) => self.take_in(pilot, &work, *new, Fill::caps(snapshot)).await,
+            Ok(Fetched::New(new)) => {
+                let (fill, caps, target) = (self.clone(), Fill::caps(snapshot), work.target.clone());
+                // How long a body takes is its origin's affair, whose permits bound them: the worker goes on.
+                self.service.scoped("fill", move || target.clone(), async move {
+                    fill.take_in(&pilot, &work, *new, caps).await;
+                });
+            }
         }
     }
 

@@ -102,13 +102,13 @@ impl Fill {
     /// Does the work; the pilot's flight is told whatever comes of it.
     pub(super) async fn bring_response(
         self: &Arc<Fill>,
-        pilot: &Pilot,
-        work: &SiteWork,
+        pilot: Pilot,
+        work: Arc<SiteWork>,
         snapshot: &Snapshot,
         until: Instant,
     ) {
         let flight = &pilot.flight;
-        match self.exchange(work, snapshot, until).await {
+        match self.exchange(&work, snapshot, until).await {
             Err(failure) => flight.end(Err(failure)),
             Ok(Exchanged::Confirmed(found)) => flight.tell(News::Confirmed(Arc::new(*found))),
             // Whoever waits knows by itself whether something stands in.
@@ -117,7 +117,11 @@ impl Fill {
             }
             Ok(Exchanged::Passed(passed)) => flight.leave(*passed),
             Ok(Exchanged::Storable(storable)) => {
-                self.bring_storable(flight, work, *storable, Fill::caps(snapshot)).await;
+                let (fill, caps, target) = (self.clone(), Fill::caps(snapshot), work.target.clone());
+                // As for assets: the worker does not wait for the body.
+                self.service.scoped("fill", move || target.clone(), async move {
+                    fill.bring_storable(&pilot.flight, &work, *storable, caps).await;
+                });
             }
         }
     }
