@@ -129,7 +129,7 @@ impl Fill {
         let pumped = pump(&self.cas, flight, answer.payload, &codings, caps, &self.counters).await;
         drop(permit);
         match pumped {
-            Pumped::Broken(failure, _) => flight.end(Err(failure)),
+            Pumped::Broken(failure, _) | Pumped::Unstored(failure, _) => flight.end(Err(failure)),
             Pumped::Whole(arrived) if codings.is_empty() && contradicts(&headers, &arrived) => {
                 flight.end(Err(Failure::Validators));
             }
