@@ -58,13 +58,13 @@ pub const TASKS: [TaskSpec; 9] = {
             service: NAME,
             kind: "worker",
             sort: TaskSort::Permanent,
-            does: "brings in what is not stored, one object at a time",
+            does: "asks origins for what is not stored, for one object at a time",
         },
         TaskSpec {
             service: NAME,
             kind: "fill",
             sort: TaskSort::Scoped,
-            does: "stores the answer to one client's own request to a site, also when the client has left",
+            does: "brings in the body of an origin's answer, also when the client that began it has left",
         },
         TaskSpec {
             service: NAME,

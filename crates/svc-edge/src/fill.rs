@@ -313,8 +313,8 @@ async fn work(fill: Arc<Fill>, jobs: Arc<Receiver<Job>>) -> TaskResult {
             continue;
         }
         match work {
-            Work::Asset(work) => fill.bring_asset(&pilot, *work, &snapshot, until).await,
-            Work::Site(work) => fill.bring_response(&pilot, &work, &snapshot, until).await,
+            Work::Asset(work) => fill.bring_asset(pilot, *work, &snapshot, until).await,
+            Work::Site(work) => fill.bring_response(pilot, work, &snapshot, until).await,
         }
     }
 }

@@ -164,6 +164,19 @@ fn an_asset_with_a_very_long_query_is_fetched_and_not_kept() {
 }
 
 #[test]
+fn a_body_that_does_not_end_holds_up_no_other_fetch() {
+    let settings = "[edge.fill]\nworkers = 1\nstall_timeout = \"60s\"\ndeadline = \"30s\"";
+    let filled = Filled::start(settings, PRIVATE, |path| match path {
+        "/endless" => Script::Stall(b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\n\r\nhalf".to_vec()),
+        _ => ok("", b"quick"),
+    });
+    let mut client = Client::connect(&filled.edge.address()).unwrap();
+    client.send(b"GET /edge/assets/img/endless HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    filled.edge.node.eventually("it has begun", |_| filled.origin.count("/endless") == 1);
+    assert_eq!(filled.get("/edge/assets/img/other").text(), "quick");
+}
+
+#[test]
 fn what_was_filled_is_there_after_a_kill_and_never_torn() {
     let body: Vec<u8> = (0..3_000_000u32).map(|n| (n / 7) as u8).collect();
     let sent = body.clone();

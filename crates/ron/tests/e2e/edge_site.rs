@@ -458,6 +458,21 @@ fn a_part_whose_end_nobody_knows_is_not_asked_for_twice_in_vain() {
 }
 
 #[test]
+fn what_the_store_cannot_take_reaches_its_client_all_the_same() {
+    let site = Site::with("[edge.cas]\nmax_bytes = \"1MiB\"", |path| match path {
+        "/large" => ok("Cache-Control: max-age=600\r\n", &[7; 2 << 20]),
+        _ => ok("Cache-Control: max-age=600\r\n", b"a page"),
+    });
+    assert_eq!(site.get("/large").body.len(), 2 << 20);
+    // A store that cannot be written to.
+    std::fs::remove_dir_all(site.edge.node.dir.path().join("cas/tmp")).unwrap();
+    for _ in 0..2 {
+        assert_eq!(site.get("/page").text(), "a page");
+    }
+    assert_eq!(site.origin.count("/page"), 2);
+}
+
+#[test]
 fn stale_responses_are_confirmed_refreshed_behind_the_back_and_stand_in() {
     let version = Arc::new(AtomicUsize::new(1));
     let now = version.clone();

@@ -78,7 +78,7 @@ impl Fill {
     /// Does the work; the pilot's flight is told whatever comes of it.
     pub(super) async fn bring_asset(
         self: &Arc<Fill>,
-        pilot: &Pilot,
+        pilot: Pilot,
         work: AssetWork,
         snapshot: &Snapshot,
         until: Instant,
@@ -93,7 +93,13 @@ impl Fill {
                     Err(failure) => flight.end(Err(failure)),
                 }
             }
-            Ok(Fetched::New(new)) => self.take_in(pilot, &work, *new, Fill::caps(snapshot)).await,
+            Ok(Fetched::New(new)) => {
+                let (fill, caps, target) = (self.clone(), Fill::caps(snapshot), work.target.clone());
+                // How long a body takes is its origin's affair, whose permits bound them: the worker goes on.
+                self.service.scoped("fill", move || target.clone(), async move {
+                    fill.take_in(&pilot, &work, *new, caps).await;
+                });
+            }
         }
     }
 
@@ -123,7 +129,7 @@ impl Fill {
         let pumped = pump(&self.cas, flight, answer.payload, &codings, caps, &self.counters).await;
         drop(permit);
         match pumped {
-            Pumped::Broken(failure, _) => flight.end(Err(failure)),
+            Pumped::Broken(failure, _) | Pumped::Unstored(failure, _) => flight.end(Err(failure)),
             Pumped::Whole(arrived) if codings.is_empty() && contradicts(&headers, &arrived) => {
                 flight.end(Err(Failure::Validators));
             }

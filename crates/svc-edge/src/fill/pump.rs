@@ -37,6 +37,8 @@ impl Caps {
 #[derive(Debug)]
 pub(crate) enum Pumped {
     Whole(Arrived),
+    /// It came to its end, but the store did not take it.
+    Unstored(Failure, u64),
     /// It broke off; what had come until then, if it is worth anything.
     Broken(Failure, Option<Arrived>),
 }
@@ -79,7 +81,7 @@ pub(crate) async fn pump(
     match (moved, arrived) {
         (Ok(()), Ok(Some(arrived))) => Pumped::Whole(arrived),
         (Ok(()), Ok(None)) => Pumped::Broken(Failure::Store("nothing was written".to_owned()), None),
-        (Ok(()), Err(failure)) => Pumped::Broken(failure, None),
+        (Ok(()), Err(failure)) => Pumped::Unstored(failure, inflow.len),
         (Err(failure), arrived) => Pumped::Broken(failure, arrived.ok().flatten()),
     }
 }

@@ -2,6 +2,7 @@
 
 use super::asset::keys;
 use super::{Ask, Asked, Begun, Caps, Failure, Fill, Flight, Landed, News, Origin, Pilot, Pumped, pump};
+use crate::address::Address;
 use crate::cache::{
     Exchange, Forward, NotStored, Pending, StoredHead, UnixMillis, Validated, combine, freshen, judge,
     make_completion, make_conditional, validated,
@@ -102,13 +103,13 @@ impl Fill {
     /// Does the work; the pilot's flight is told whatever comes of it.
     pub(super) async fn bring_response(
         self: &Arc<Fill>,
-        pilot: &Pilot,
-        work: &SiteWork,
+        pilot: Pilot,
+        work: Arc<SiteWork>,
         snapshot: &Snapshot,
         until: Instant,
     ) {
         let flight = &pilot.flight;
-        match self.exchange(work, snapshot, until).await {
+        match self.exchange(&work, snapshot, until).await {
             Err(failure) => flight.end(Err(failure)),
             Ok(Exchanged::Confirmed(found)) => flight.tell(News::Confirmed(Arc::new(*found))),
             // Whoever waits knows by itself whether something stands in.
@@ -117,7 +118,11 @@ impl Fill {
             }
             Ok(Exchanged::Passed(passed)) => flight.leave(*passed),
             Ok(Exchanged::Storable(storable)) => {
-                self.bring_storable(flight, work, *storable, Fill::caps(snapshot)).await;
+                let (fill, caps, target) = (self.clone(), Fill::caps(snapshot), work.target.clone());
+                // As for assets: the worker does not wait for the body.
+                self.service.scoped("fill", move || target.clone(), async move {
+                    fill.bring_storable(&pilot.flight, &work, *storable, caps).await;
+                });
             }
         }
     }
@@ -184,7 +189,9 @@ impl Fill {
                 Validated::Answer => {
                     let request = (&Method::GET, &work.client);
                     let judged = judge(request, answer, asked.exchange, &work.origin.policy);
-                    let too_large = length_of(&asked) > Some(snapshot.settings.fill.max_object_bytes.0);
+                    let cap = snapshot.settings.fill.max_object_bytes.0;
+                    let too_large =
+                        length_of(&asked).is_some_and(|len| len > cap || self.cas.can_hold(len).is_err());
                     return Ok(match judged {
                         Ok(pending) if !too_large => {
                             Exchanged::Storable(Box::new(Storable { asked, headers, pending }))
@@ -233,7 +240,7 @@ impl Fill {
         drop(permit);
         let arrived = match pumped {
             Pumped::Whole(arrived) => arrived,
-            Pumped::Broken(failure, _) => return Err(failure),
+            Pumped::Broken(failure, _) | Pumped::Unstored(failure, _) => return Err(failure),
         };
         self.join(work, &work.stored[*at], arrived, headers, exchange).await
     }
@@ -293,6 +300,12 @@ impl Fill {
         drop(permit);
         let (arrived, failure) = match pumped {
             Pumped::Whole(arrived) => (Some(arrived), None),
+            Pumped::Unstored(failure, len) => {
+                // That is our trouble and not the client's, who has asked for no address or digest.
+                tracing::warn!(%failure, "a response is not stored");
+                let landed = Landed { address: Address([0; 32]), sha256: [0; 32], len, stored: false };
+                return flight.end(Ok(landed));
+            }
             Pumped::Broken(failure, arrived) => (arrived, Some(failure)),
         };
         let landed = arrived.as_ref().map(|arrived| Landed {
@@ -354,7 +367,7 @@ impl Fill {
         (name, since): (String, Epoch),
         arrived: Arrived,
         head: StoredHead,
-        parts: Vec<crate::address::Address>,
+        parts: Vec<Address>,
     ) -> Result<(), Failure> {
         let new = NewName {
             name,
