@@ -75,12 +75,14 @@ fn nothing_is_missed_under_loss_disorder_churn_and_a_partition() {
     assert!(net.lives.iter().any(|lives| *lives > 1), "somebody died");
 }
 
-/// Each seed has a network, a load and troubles of its own; `cargo xtask sim SEED --nodes 32` shows what happens.
+/// Each seed has a network, a load and troubles of its own; `cargo xtask sim SEED --nodes 32 --seconds 30` shows what
+/// happens. The last is shown by its number alone: its bounds are tight, and much is shed.
 #[test]
 fn what_must_hold_holds_for_these_seeds() {
-    for seed in 1..=8 {
-        let report =
-            Plan::new(seed, Wishes { nodes: Some(32), seconds: Some(30), calm: false }).run(|_, _| {});
+    let rough = Wishes { nodes: Some(32), seconds: Some(30), calm: false };
+    let seeds = (1..=7).map(|seed| (seed, rough)).chain([(1_794_812_188, Wishes::default())]);
+    for (seed, wishes) in seeds {
+        let report = Plan::new(seed, wishes).run(|_, _| {});
         assert!(report.faults.is_empty(), "{report}");
     }
 }
