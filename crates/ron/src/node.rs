@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::demo::{self, Demo};
+use crate::front::Front;
 use crate::init::new_token;
 use anyhow::Context as _;
 use ron_kernel::admin::{self, Admin, Version};
@@ -71,7 +72,8 @@ pub fn run(sources: Sources, which: &Which, takeover: bool) -> anyhow::Result<Ex
     let code = runtime.block_on(async {
         let node = Node::start(sources, which, takeover, logs)?;
         if matches!(which, Which::Enabled) {
-            greet(&node.addresses, node.demo, &node.data);
+            let fronts = node.front.leads(&loaded.value);
+            greet(&node.addresses, node.demo, fronts, &node.data);
         }
         Ok(node.run().await)
     });
@@ -94,6 +96,7 @@ pub struct Node {
     data: DataDir,
     /// Whether the demo upstream runs.
     demo: bool,
+    front: Front,
     /// Held for as long as the node owns its data folder.
     _lock: Option<Arc<File>>,
 }
@@ -121,36 +124,15 @@ impl Node {
             #[cfg(feature = "otlp")]
             tracer: ron_kernel::trace::Tracer::start(&own, &config.log.otlp),
         };
-        let runs = |name: &str, enabled: bool| match which {
-            Which::Enabled => enabled,
-            Which::Named(names) => names.iter().any(|named| named == name),
-        };
-        let running = runs("gateway", config.gateway.enabled);
-        let demo = matches!(which, Which::Enabled) && running && names_demo(&config) && !config.node.amnesia;
+        let services = Services::build(&kernel, &loaded, &data, &key, which, &observed)?;
+        let demo = matches!(which, Which::Enabled)
+            && services.gateway.is_some()
+            && names_demo(&config)
+            && !config.node.amnesia;
         if demo {
             start_demo(&kernel, &data)?;
         }
-        let verifier = Verifier::new(&token_keys(&config, &key));
-        let gateway =
-            if running { Some(start_gateway(&kernel, &config, &data, &verifier, &observed)?) } else { None };
-        let edge = if runs("edge", config.edge.enabled) {
-            let (service, amnesia) = (kernel.service("edge"), config.node.amnesia);
-            Some(Arc::new(Edge::build(&service, &config.edge, &data, amnesia, verifier)?))
-        } else {
-            None
-        };
-        let registry = if runs("registry", config.registry.enabled) {
-            Some(start_registry(&kernel, &config, &data, &key, which)?)
-        } else {
-            None
-        };
-        let overlay = if runs("overlay", config.overlay.enabled) {
-            let settings = overlay_settings(&loaded, which);
-            Some(Arc::new(Overlay::build(&kernel.service("overlay"), &settings, &data, &key)?))
-        } else {
-            None
-        };
-        let services = Services { gateway, edge, overlay, registry, key: key.clone(), which: which.clone() };
+        let front = services.front;
         let (reloader, store) = reloader(&own, sources, loaded, services.clone(), observed);
         let bound = own.bind_tcp("admin", config.admin.listen).context("admin")?;
         let mut addresses = json!({"pid": std::process::id(), "admin": bound.address()});
@@ -172,7 +154,7 @@ impl Node {
             offer_takeover(&own, &data, place.own, lock.clone())?;
         }
         tracing::info!(node = %key.public(), addresses = addresses.to_string(), "ready");
-        Ok(Node { kernel, addresses, token, store, data, demo, _lock: lock })
+        Ok(Node { kernel, addresses, token, store, data, demo, front, _lock: lock })
     }
 
     /// Serves until it is told to end, drains, and says with which code to exit.
@@ -183,8 +165,11 @@ impl Node {
         if let (Ending::HandedOver, Ok(signals)) = (&ending, signals) {
             return self.end_handed_over(signals).await;
         }
-        let node = self.store.current().value.node.clone();
-        let drained = self.kernel.drain(node.drain_deadline.0, &["demo", "kernel"]).await;
+        let config = self.store.current().value.clone();
+        // What the gateway has admitted for the others must still find them.
+        let ahead: &[&str] = if self.front.leads(&config) { &["gateway"] } else { &[] };
+        let node = config.node;
+        let drained = self.kernel.drain_ahead(node.drain_deadline.0, ahead, &["demo", "kernel"]).await;
         for straggler in &drained.stragglers {
             tracing::warn!(straggler, "aborted at the drain deadline");
         }
@@ -331,9 +316,56 @@ struct Services {
     registry: Option<Arc<Registry>>,
     key: PrivateKey,
     which: Which,
+    front: Front,
 }
 
 impl Services {
+    /// Builds those that are to run, the gateway behind all that it may lead to.
+    fn build(
+        kernel: &Kernel,
+        loaded: &Loaded<Config>,
+        data: &DataDir,
+        key: &PrivateKey,
+        which: &Which,
+        observed: &Observed,
+    ) -> anyhow::Result<Services> {
+        let config = &loaded.value;
+        let runs = |name: &str, enabled: bool| match which {
+            Which::Enabled => enabled,
+            Which::Named(names) => names.iter().any(|named| named == name),
+        };
+        let verifier = Verifier::new(&token_keys(config, key));
+        let front = if matches!(which, Which::Enabled) { Front::planned(config) } else { Front::default() };
+        let fronted = front.applied(config);
+        let edge = if runs("edge", config.edge.enabled) {
+            let (service, amnesia) = (kernel.service("edge"), config.node.amnesia);
+            Some(Arc::new(Edge::build(&service, &fronted.edge, data, amnesia, verifier.clone())?))
+        } else {
+            None
+        };
+        let registry = if runs("registry", config.registry.enabled) {
+            Some(start_registry(kernel, &fronted, data, key, which)?)
+        } else {
+            None
+        };
+        let overlay = if runs("overlay", config.overlay.enabled) {
+            let settings = overlay_settings(loaded, which);
+            Some(Arc::new(Overlay::build(&kernel.service("overlay"), &settings, data, key)?))
+        } else {
+            None
+        };
+        let front = front.bound(
+            edge.as_ref().map_or(&[], |edge| edge.addresses()),
+            registry.as_ref().map_or(&[], |registry| registry.addresses()),
+        );
+        let gateway = if runs("gateway", config.gateway.enabled) {
+            Some(start_gateway(kernel, &front.applied(config), data, &verifier, observed)?)
+        } else {
+            None
+        };
+        Ok(Services { gateway, edge, overlay, registry, key: key.clone(), which: which.clone(), front })
+    }
+
     /// Says that each is ready, and where it listens.
     fn ready(&self, addresses: &mut Value) {
         let listed = |of: &[(&'static str, String)]| {
@@ -360,7 +392,7 @@ impl Services {
 
     /// Has each service read what the new configuration needs.
     fn prepare(&self, newer: &Loaded<Config>) -> Result<Vec<Prepared>, Problems> {
-        let (config, mut swaps) = (&newer.value, Vec::new());
+        let (config, mut swaps) = (&self.front.applied(&newer.value), Vec::new());
         let verifier = Verifier::new(&token_keys(config, &self.key));
         let failed = |key: &str, error: String| {
             let mut problems = newer.problems();
@@ -536,7 +568,7 @@ fn announce(config: &Config, data: &DataDir, addresses: &Value, token: &str) -> 
 }
 
 /// What a newcomer sees.
-fn greet(addresses: &Value, demo: bool, data: &DataDir) {
+fn greet(addresses: &Value, demo: bool, fronts: bool, data: &DataDir) {
     let admin = addresses["admin"].as_str().unwrap_or_default();
     let mut tries = String::new();
     let mut text = format!(
@@ -552,13 +584,15 @@ fn greet(addresses: &Value, demo: bool, data: &DataDir) {
             tries += &format!("  curl http://{gateway}/hello\n");
         }
     }
+    // One port for everything, where the gateway is in front.
+    let front = addresses["gateway"]["http"].as_str().filter(|_| fronts);
     if let Some(edge) = addresses["edge"]["http"].as_str() {
         text += &format!("  edge     http://{edge}\n");
-        tries += &format!("  curl http://{edge}/edge/packs\n");
+        tries += &format!("  curl http://{}/edge/packs\n", front.unwrap_or(edge));
     }
     if let Some(registry) = addresses["registry"]["http"].as_str() {
         text += &format!("  registry http://{registry}\n");
-        tries += &format!("  curl http://{registry}/registry/head\n");
+        tries += &format!("  curl http://{}/registry/head\n", front.unwrap_or(registry));
     }
     if let (Some(oap), Some(node)) =
         (addresses["overlay"]["oap"].as_str(), addresses["overlay"]["node"].as_str())
