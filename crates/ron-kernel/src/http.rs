@@ -20,7 +20,7 @@ mod tunnel;
 pub use body::{Body, BodyError};
 pub use fields::{Fields, Lines, Written};
 pub use interim::{Interim, InterimSender};
-pub use io::Io;
+pub use io::{Duplex, Io};
 pub use listener::{BindError, Bound, Peer, bind_tcp, bind_unix};
 pub use proxy_protocol::parse as parse_proxy_header;
 pub use serve::{

@@ -34,12 +34,20 @@ use svc_registry::{Identity, Registry};
 /// The services there are.
 pub const SERVICES: [&str; 4] = ["gateway", "edge", "overlay", "registry"];
 
+/// What was chosen when it was built.
+const FEATURES: &[&str] = match (cfg!(feature = "otlp"), cfg!(feature = "quic")) {
+    (true, true) => &["otlp", "quic"],
+    (true, false) => &["otlp"],
+    (false, true) => &["quic"],
+    (false, false) => &[],
+};
+
 const VERSION: Version = Version {
     name: "ron",
     version: env!("CARGO_PKG_VERSION"),
     git: env!("BUILD_COMMIT"),
     profile: if cfg!(debug_assertions) { "debug" } else { "release" },
-    features: if cfg!(feature = "otlp") { &["otlp"] } else { &[] },
+    features: FEATURES,
 };
 
 /// Which services to start.
