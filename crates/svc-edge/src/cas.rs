@@ -14,7 +14,7 @@ mod scrub;
 pub mod tree;
 mod upload;
 
-pub use catalog::{Asset, Epoch, Names, Object, response_name};
+pub use catalog::{Asset, Described, Epoch, Names, Object, response_name};
 pub use disk::DiskError;
 pub(crate) use hot::HOT;
 pub use keep::{NewName, NewResponse, Op, Put, Stored, keep};
@@ -28,14 +28,15 @@ use crate::cache::StoredHead;
 use crate::semantics::{Coding, Preconditions, Variant};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use catalog::Catalog;
+use catalog::{Catalog, Stamp};
 use disk::Disk;
-use hot::Hot;
+use hot::{Held, Hot};
 use ron_kernel::channel::{self, Receiver, Sender};
 use ron_kernel::inventory::{ChannelKind, ChannelSpec, LockSpec, Policy};
 use ron_kernel::kernel::Service;
 use ron_kernel::lock::Lock;
 use ron_kernel::sync::{Limits, PushError};
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -233,14 +234,33 @@ impl Cas {
             return Some(bytes.clone());
         }
         let held = condition.held.load();
-        let bytes = held.as_deref()?.clone();
+        let Held::Bytes(bytes) = held.as_deref()? else { return None };
         condition.wanted.store(true, Ordering::Relaxed);
-        Some(bytes)
+        Some(bytes.clone())
+    }
+
+    /// The file of an object that is open already, if its bytes need no check and were not found bad.
+    pub fn held_file(&self, object: &Object) -> Option<Arc<File>> {
+        let condition = &object.condition;
+        let held = condition.held.load();
+        let Held::File(file) = held.as_deref()? else { return None };
+        let stamp = Stamp::of(file).ok().filter(|stamp| stamp.len == object.len)?;
+        let good = !condition.bad.load(Ordering::Relaxed);
+        if !good || !self.settings.load().trust.in_file(condition, stamp) {
+            return None;
+        }
+        condition.wanted.store(true, Ordering::Relaxed);
+        Some(file.clone())
     }
 
     /// Keeps all bytes of an object, as they were read from its file, for the next who ask.
     pub fn hold(&self, object: &Object, bytes: &Bytes) {
-        self.hot.keep(&object.condition, bytes.clone());
+        self.hot.keep(&object.condition, Held::Bytes(bytes.clone()));
+    }
+
+    /// Keeps the file of an object open, for the next who ask.
+    pub fn hold_file(&self, object: &Object, file: &Arc<File>) {
+        self.hot.keep(&object.condition, Held::File(file.clone()));
     }
 
     fn reader_trusting(&self, address: Address, object: &Object, trust: Trust) -> Result<Reader, ReadError> {

@@ -111,6 +111,16 @@ impl Source {
     }
 }
 
+impl Source {
+    /// The field of an answer; the commonest of all is not put together anew.
+    fn field(self, status: CacheStatus<'_>) -> HeaderValue {
+        if self == Source::Hit && status == self.status() {
+            return HeaderValue::from_static("ron-edge; hit");
+        }
+        status.value()
+    }
+}
+
 /// What a path means.
 #[derive(Debug, PartialEq, Eq)]
 enum Target {
@@ -247,7 +257,7 @@ impl Edge {
             *route = "site";
             let (permit, budget) = self.admit(&request, (*route, snapshot), begun)?;
             let visit = site::Visit { origin, host: &host, snapshot, conn, corr, budget };
-            return self.visit(request, body, &visit, permit).await;
+            return Box::pin(self.visit(request, body, &visit, permit)).await;
         }
         let target = Target::of(path)?;
         if let Some(target) = &target {
@@ -275,14 +285,18 @@ impl Edge {
                 self.read_pack(&asked, target, permit).await
             }
             (Method::PUT, Target::Asset(name)) => {
-                self.put_asset(&request, body, name, snapshot, budget).await
+                Box::pin(self.put_asset(&request, body, name, snapshot, budget)).await
             }
             (Method::PUT, Target::Object(address)) => {
-                self.put_object(&request, body, Some(address), snapshot, budget).await
+                Box::pin(self.put_object(&request, body, Some(address), snapshot, budget)).await
             }
-            (Method::PUT, Target::Objects) => self.put_object(&request, body, None, snapshot, budget).await,
-            (Method::DELETE, Target::Asset(name)) => self.delete(&request, name, snapshot, budget).await,
-            (Method::POST, Target::Purge) => self.purge(&request, body, snapshot, budget).await,
+            (Method::PUT, Target::Objects) => {
+                Box::pin(self.put_object(&request, body, None, snapshot, budget)).await
+            }
+            (Method::DELETE, Target::Asset(name)) => {
+                Box::pin(self.delete(&request, name, snapshot, budget)).await
+            }
+            (Method::POST, Target::Purge) => Box::pin(self.purge(&request, body, snapshot, budget)).await,
             _ => Err(Rejection::new(Reason::Method, "the method is not allowed here").header(ALLOW, allow)),
         }
     }
@@ -355,7 +369,8 @@ impl Handler for Edge {
         let preflight = request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
         let origin = request.headers().get(ORIGIN).cloned();
         let mut route = "none";
-        // Boxed: a future of this size would make that of every connection as large.
+        // Boxed: a future of this size would make that of every connection as large. What is rare is boxed once more
+        // within it, so that what is common takes little room.
         let answered = Box::pin(self.answer(request, &snapshot, (conn, &corr), begun, &mut route)).await;
         let mut response = answered.unwrap_or_else(|rejection| {
             self.rejections.count(rejection.reason);

@@ -378,7 +378,7 @@ fn decide_one(asked: &Asked<'_>, variant: Variant, content_type: &str) -> Decisi
 /// The fields that all answers from packs have.
 fn fields(decision: &Decision, address: Option<Address>) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(16);
-    headers.insert(CACHE_STATUS, Source::Hit.status().value());
+    headers.insert(CACHE_STATUS, Source::Hit.field(Source::Hit.status()));
     if let Some(range) = &decision.content_range {
         headers.insert(CONTENT_RANGE, value(range.as_str()));
     }
