@@ -152,6 +152,15 @@ pub struct Cas {
     keeping: Mutex<()>,
 }
 
+/// An asset by its name.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    pub name: Arc<str>,
+    pub asset: Arc<Asset>,
+    pub address: Address,
+    pub object: Object,
+}
+
 impl Cas {
     /// Opens the store in a folder, or in memory if there is none. Blocks. The receiver is [`keep`]'s.
     pub fn open(
@@ -217,6 +226,27 @@ impl Cas {
 
     pub fn object(&self, address: &Address) -> Option<Object> {
         self.catalog.lock().object(address).cloned()
+    }
+
+    /// Assets whose names begin so, in order and behind another; those with all that belongs to them.
+    pub fn list(&self, prefix: &str, after: Option<&str>, max: usize) -> Vec<Listed> {
+        let catalog = self.catalog.lock();
+        let assets = catalog.behind(prefix, after).filter_map(|(name, asset)| {
+            let address = *asset.parts().next()?;
+            let object = catalog.object(&address)?.clone();
+            Some(Listed { name: name.clone(), asset: asset.clone(), address, object })
+        });
+        assets.take(max).collect()
+    }
+
+    /// All bytes of an object, which the caller knows to be small; `None` if they cannot be had. Blocks.
+    pub fn whole(&self, address: Address, object: &Object) -> Option<Vec<u8>> {
+        let mut reader = self.reader(address, object).ok()?;
+        let mut out = Vec::new();
+        while (out.len() as u64) < object.len {
+            out.extend_from_slice(&reader.read(&(out.len() as u64..object.len)).ok()?);
+        }
+        Some(out)
     }
 
     /// Opens an object that the catalog showed. Blocks.

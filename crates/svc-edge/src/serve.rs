@@ -1,5 +1,6 @@
 //! The life of a request: rate, room, path, then a look into the store, a change of it, or a question to an origin.
 
+mod index;
 mod live;
 mod packs;
 mod preview;
@@ -125,6 +126,8 @@ impl Source {
 #[derive(Debug, PartialEq, Eq)]
 enum Target {
     Asset(String),
+    /// What is stored under names.
+    Assets,
     Object(Address),
     /// Where objects are put whose address is not known beforehand.
     Objects,
@@ -138,6 +141,7 @@ impl Target {
         let Some(rest) = path.strip_prefix("/edge/") else { return Ok(None) };
         let decoded = decode_path(rest).map_err(|bad| Rejection::new(Reason::Malformed, bad.detail()))?;
         Ok(match decoded.split_once('/') {
+            None if decoded == "assets" => Some(Target::Assets),
             None if decoded == "cas" => Some(Target::Objects),
             None if decoded == "purge" => Some(Target::Purge),
             Some(("assets", name)) if !name.is_empty() => Some(Target::Asset(name.to_owned())),
@@ -152,7 +156,7 @@ impl Target {
     /// As metrics call it.
     fn label(&self) -> &'static str {
         match self {
-            Target::Asset(_) => "/edge/assets",
+            Target::Asset(_) | Target::Assets => "/edge/assets",
             Target::Object(_) | Target::Objects => "/edge/cas",
             Target::Purge => "/edge/purge",
             Target::Pack(target) => target.label(),
@@ -165,7 +169,7 @@ impl Target {
             Target::Object(_) => "GET, HEAD, PUT, OPTIONS",
             Target::Objects => "PUT, OPTIONS",
             Target::Purge => "POST, OPTIONS",
-            Target::Pack(_) => READS,
+            Target::Assets | Target::Pack(_) => READS,
         }
     }
 }
@@ -276,6 +280,9 @@ impl Edge {
         match (request.method.clone(), target) {
             (Method::GET | Method::HEAD, Target::Asset(name)) => {
                 self.read_asset(&request, &name, snapshot, budget, permit).await
+            }
+            (Method::GET | Method::HEAD, Target::Assets) => {
+                Box::pin(self.list(&request, snapshot, budget)).await
             }
             (Method::GET | Method::HEAD, Target::Object(address)) => {
                 self.read_object(&request, address, snapshot, budget, permit).await
@@ -483,11 +490,10 @@ mod tests {
             (of("/edge/cas"), of("/edge/purge")),
             (Ok(Some(Target::Objects)), Ok(Some(Target::Purge)))
         );
+        assert_eq!(of("/edge/assets"), Ok(Some(Target::Assets)));
         let address = Address([7; 32]);
         assert_eq!(of(&format!("/edge/cas/{address}")), Ok(Some(Target::Object(address))));
-        for nothing in
-            ["/", "/edge", "/edge/assets/", "/edge/assets", "/edge/other/x", "/edge/purge/x", "/assets/x"]
-        {
+        for nothing in ["/", "/edge", "/edge/assets/", "/edge/other/x", "/edge/purge/x", "/assets/x"] {
             assert_eq!(of(nothing), Ok(None), "{nothing}");
         }
         for bad in ["/edge/assets/../x", "/edge/assets/%00", "/edge/cas/b3:12", "/edge/", "/edge/assets/%zz"]

@@ -19,6 +19,7 @@ mod lifecycle;
 mod limits;
 mod operators;
 mod overlay;
+mod pack_grow;
 mod packs;
 mod proxy;
 mod reasons;

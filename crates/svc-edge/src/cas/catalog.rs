@@ -307,6 +307,18 @@ impl Catalog {
         from.take_while(move |(name, _)| name.starts_with(prefix))
     }
 
+    /// The names of assets, not of responses of sites, that begin so and come behind another.
+    pub fn behind<'a>(
+        &'a self,
+        prefix: &'a str,
+        after: Option<&'a str>,
+    ) -> impl Iterator<Item = (&'a Arc<str>, &'a Arc<Asset>)> {
+        let first = Bound::Included(prefix.max("\u{1}"));
+        let from = after.filter(|after| *after >= prefix).map_or(first, Bound::Excluded);
+        let from = self.assets.range::<str, _>((from, Bound::Unbounded));
+        from.take_while(move |(name, _)| name.starts_with(prefix))
+    }
+
     pub fn object(&self, address: &Address) -> Option<&Object> {
         self.objects.get(address).map(|(_, object)| object)
     }

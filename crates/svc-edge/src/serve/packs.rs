@@ -290,7 +290,7 @@ impl Edge {
     }
 
     /// Runs what blocks, as long as the request may take.
-    async fn reading<T: Send + 'static>(
+    pub(super) async fn reading<T: Send + 'static>(
         &self,
         budget: Budget,
         run: impl FnOnce() -> T + Send + 'static,
@@ -298,11 +298,11 @@ impl Edge {
         let running = tokio::task::spawn_blocking(run);
         let Ok(done) = tokio::time::timeout_at(budget.until.into(), running).await else {
             self.read_timeouts.inc();
-            return Err(Rejection::new(Reason::Timeout, "the pack could not be read in time"));
+            return Err(Rejection::new(Reason::Timeout, "it could not be read in time"));
         };
         done.map_err(|lost| {
             tracing::error!(error = %lost, "a read was lost");
-            Rejection::new(Reason::Internal, "the pack could not be read")
+            Rejection::new(Reason::Internal, "it could not be read")
         })
     }
 
@@ -322,7 +322,7 @@ impl Edge {
                 }
                 _ => {
                     tracing::error!(generation = mounted.generation, %error, "a pack cannot be read");
-                    Rejection::new(Reason::Internal, "the pack could not be read")
+                    Rejection::new(Reason::Internal, "it could not be read")
                 }
             },
         }
