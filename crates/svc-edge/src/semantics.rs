@@ -76,7 +76,7 @@ pub fn decide(
     };
     let conditions = Preconditions::of(headers, now);
     // Most requests have no condition, and need no tag to compare it with.
-    let etag = (conditions != Preconditions::default()).then(|| variant.address.etag()).unwrap_or_default();
+    let etag = if conditions == Preconditions::default() { String::new() } else { variant.address.etag() };
     let validators = Validators { etags: &[&etag], modified: available.modified };
     match conditions.evaluate(method, Some(validators)) {
         Outcome::Failed => return Decision::bare(StatusCode::PRECONDITION_FAILED, Some(variant)),

@@ -225,6 +225,30 @@ async fn an_object_is_checked_once_and_again_when_its_file_changed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_open_file_serves_only_while_its_bytes_need_no_check() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path()), settings(1 << 30, Trust::IfChecked));
+    let stored = store.put(&bytes(600_000, 7)).await.unwrap();
+    let object = store.cas.object(&stored.address).unwrap();
+    assert!(store.cas.held_file(&object).is_none(), "nobody has opened it");
+    let reader = store.cas.reader(stored.address, &object).unwrap();
+    let file = reader.unchecked().expect("checked as a whole, being of moderate size").clone();
+    store.cas.hold_file(&object, &file);
+    assert!(store.cas.held_file(&object).is_some());
+    store.cas.apply(settings(1 << 30, Trust::Never));
+    assert!(store.cas.held_file(&object).is_none(), "every read is to be checked");
+    assert!(store.cas.reader(stored.address, &object).unwrap().unchecked().is_none());
+    store.cas.apply(settings(1 << 30, Trust::IfChecked));
+    let path = store.path_of(&stored.address);
+    let later = std::fs::metadata(&path).unwrap().modified().unwrap() + Duration::from_secs(1);
+    flip(&path, 500_000);
+    File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
+    assert!(store.cas.held_file(&object).is_none(), "another stamp, another check");
+    assert!(matches!(store.cas.reader(stored.address, &object), Err(ReadError::Corrupt)));
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_lost_outboard_is_made_again() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(Some(folder.path()), settings(1 << 30, Trust::Never));

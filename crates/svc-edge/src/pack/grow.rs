@@ -189,7 +189,7 @@ impl<S: Read + Write + Seek> Grower<S> {
     /// What clients are told: everything that there is lies within the bounds, and the centre is where it is deepest.
     fn tile_set(&self, name: &str, kind: TileKind) -> TileSet {
         let coords = || self.tiles.iter().filter_map(|tile| TileCoord::of_id(tile.id));
-        let deepest = coords().last().map_or(0, TileCoord::z);
+        let deepest = coords().next_back().map_or(0, TileCoord::z);
         let bounds = bounds(coords());
         let [west, south, east, north] = self::bounds(coords().filter(|coord| coord.z() == deepest));
         let mut metadata = Metadata::default();
