@@ -95,7 +95,7 @@ fn run(service: &str, scenarios: &[(&str, Scenario)], needs: &[tools::Program], 
         println!("no scenario {unknown:?}; known: {}", known.join(", "));
         return false;
     }
-    // A binary that is there already, for a machine on which others build.
+    // A binary that exists already. No name of ours begins with `RON_`: those are keys of its configuration.
     let given = std::env::var_os("BENCH_RON").map(PathBuf::from);
     let built = given.is_some() || cargo(&["build", "--release", "-p", "ron"]);
     // Nodes of the overlay share both cores with the load; elsewhere the server has one to itself.

@@ -6,6 +6,7 @@
 mod body;
 pub mod client;
 mod fields;
+mod file;
 pub mod h1;
 mod h2;
 mod interim;
@@ -19,6 +20,7 @@ mod tunnel;
 
 pub use body::{Body, BodyError};
 pub use fields::{Fields, Lines, Written};
+pub use file::FileBody;
 pub use interim::{Interim, InterimSender};
 pub use io::{Duplex, Io};
 pub use listener::{BindError, Bound, Peer, bind_tcp, bind_unix};

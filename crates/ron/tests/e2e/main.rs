@@ -20,6 +20,7 @@ mod lifecycle;
 mod limits;
 mod operators;
 mod overlay;
+mod pack_grow;
 mod packs;
 mod proxy;
 mod reasons;
