@@ -13,7 +13,7 @@ use ron_kernel::key::{PrivateKey, PublicKey, check_private, write_private};
 use ron_kernel::node::{DataDir, OnFatal};
 use ron_kernel::observe::Logs;
 use ron_kernel::process::{self, EndSignals, Reloader, Signals};
-use ron_kernel::takeover::{self, Handed, Taking};
+use ron_kernel::takeover::{self, Handed, TakeoverError, Taking};
 use ron_kernel::token::Verifier;
 use ron_kernel::units::Span;
 use serde_json::{Map, Value, json};
@@ -238,7 +238,16 @@ struct Place {
 
 impl Place {
     fn take(data: &DataDir) -> anyhow::Result<Place> {
-        let (taking, mut handed) = takeover::ask(&data.join(takeover::SOCKET), &["gateway".to_owned()])?;
+        let asked = takeover::ask(&data.join(takeover::SOCKET), &["gateway".to_owned()]);
+        // A process that runs more than a gateway has no such socket.
+        if let (Err(TakeoverError::Nobody(_)), Some(pid)) = (&asked, holder(data)) {
+            anyhow::bail!(
+                "process {pid} runs in {} and does not hand over: only a gateway alone (`ron run gateway`) does; \
+                 stop it and start without --takeover",
+                data.path().display()
+            );
+        }
+        let (taking, mut handed) = asked?;
         let (lock, own) = (handed.take(takeover::LOCK), handed.take(takeover::OWN));
         Ok(Place { taking: Some(taking), lock, own, handed })
     }
@@ -502,6 +511,15 @@ fn reloader(
 fn names_demo(config: &Config) -> bool {
     let named = format!("unix:{}", demo::SOCKET);
     config.gateway.upstreams.iter().any(|upstream| upstream.servers.contains(&named))
+}
+
+/// The process that has a data folder, if there is one.
+fn holder(data: &DataDir) -> Option<String> {
+    let mut file = File::open(data.join("ron.lock")).ok()?;
+    file.try_lock_shared().err()?;
+    let mut pid = String::new();
+    file.read_to_string(&mut pid).ok()?;
+    Some(pid.trim().to_owned())
 }
 
 /// One process per data folder.

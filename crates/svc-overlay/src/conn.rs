@@ -109,8 +109,9 @@ where
     let (link, replies) = Link::new(shared, role, at, proved);
     let link = Arc::new(link);
     let session = Session::new(session_config(shared, &link), began);
-    let (shares, own, frames, active) = (shared.clone(), link.clone(), Vec::new(), None);
-    let reader = Reader { shared: shares, link: own, io: read, session, frames, shaking, active };
+    let (shares, own, frames) = (shared.clone(), link.clone(), Vec::new());
+    let (active, services) = (None, None);
+    let reader = Reader { shared: shares, link: own, io: read, session, frames, shaking, active, services };
     let (done, mut read_done) = oneshot::channel();
     let named = link.clone();
     // The kernel keeps what it is given beside the box it runs it in: a pointer is the least.
