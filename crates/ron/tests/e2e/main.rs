@@ -29,6 +29,7 @@ mod registry_witness;
 mod reload;
 mod soak;
 mod takeover;
+mod top;
 mod uploads;
 mod upstreams;
 mod views;
