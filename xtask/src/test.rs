@@ -43,6 +43,8 @@ pub(crate) fn all(without_servers: bool) -> bool {
             "--skip",
             "chromium",
             "--skip",
+            "strace",
+            "--skip",
             "tippecanoe",
             "--skip",
             "bombs",

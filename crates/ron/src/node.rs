@@ -79,7 +79,8 @@ pub fn run(sources: Sources, which: &Which, takeover: bool) -> anyhow::Result<Ex
         builder.max_blocking_threads(64).enable_all().build().context("cannot start the runtime")?;
     let code = runtime.block_on(async {
         let node = Node::start(sources, which, takeover, logs)?;
-        if matches!(which, Which::Enabled) {
+        // Whoever reads the one line of a node without files wants nothing else.
+        if matches!(which, Which::Enabled) && !loaded.value.node.amnesia {
             let fronts = node.front.leads(&loaded.value);
             greet(&node.addresses, node.demo, fronts, &node.data);
         }
