@@ -289,7 +289,7 @@ mod tests {
     const PNG: &[u8] = b"\x89PNG\r\n\x1a\n and so on";
 
     fn grow(tiles: &[(&str, &str, Vec<u8>)]) -> Result<(Pmtiles<Bytes>, Grown), GrowError> {
-        let mut grower = Grower::new(Cursor::default());
+        let mut grower = Grower::new(Cursor::<Vec<u8>>::default());
         for (path, content_type, bytes) in tiles {
             grower.add(path, content_type, bytes.clone().into())?;
         }

@@ -95,7 +95,7 @@ fn a_hilbert_id_is_the_same_everywhere() {
 #[tokio::test]
 async fn an_archive_that_grew_from_single_tiles_reads_alike() {
     let sample = Sample { max_zoom: 5, gap_percent: 20, ..Sample::default() };
-    let mut grower = Grower::new(Cursor::default());
+    let mut grower = Grower::new(Cursor::<Vec<u8>>::default());
     // From the last to the first: they come in any order.
     let coords: Vec<TileCoord> = sample.coords().collect();
     for coord in coords.iter().rev() {
