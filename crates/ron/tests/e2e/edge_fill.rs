@@ -336,7 +336,7 @@ fn over_http2(edge: &Edge, path: &str) -> (usize, Vec<u8>) {
 /// A tag as HPACK writes it (RFC 7541 appendix B).
 fn huffman(tag: &str) -> Vec<u8> {
     let code = |byte: char| match byte {
-        '"' => "1111111000",
+        '"' => "1111111001",
         ':' => "1011100",
         '0' => "00000",
         '1' => "00001",
