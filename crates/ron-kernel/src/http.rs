@@ -29,4 +29,4 @@ pub use serve::{
     ConnInfo, Handler, Server, ServerLimits, TurnedAway, WritePatience, requests_family, server_tasks,
 };
 pub use timer::Timer;
-pub use tunnel::Tunnel;
+pub use tunnel::{Tunnel, upgrade_of};

@@ -129,15 +129,17 @@ settings! {
         max_inflight: usize = 256 => Hot;
         /// Requests to it per second, of which one second's worth may be sent at once. 0: off.
         rps: u64 = 0 => Hot;
+        /// How long at most a response is good that says when it was last modified but not how long it is good: a tenth of the time since then, as RFC 9111 suggests. 0: not at all.
+        heuristic_max: Span = Span::secs(0) => Hot;
     }
 }
 
 settings! {
     /// How origins are asked.
     pub struct FillSettings {
-        /// Tasks that ask origins, each for one object at a time. 0: 64.
+        /// Tasks that take objects out of the queue and have them fetched. 0: 64.
         workers: usize = 0 => Restart;
-        /// Objects that may wait for one of them.
+        /// Objects that may wait for one of them, and as many again whose origins have not answered yet.
         work_capacity: usize = 512 => Restart;
         /// Largest object that is fetched.
         max_object_bytes: Size = Size::mib(64) => Hot;
