@@ -5,6 +5,7 @@ mod access_log;
 mod admin;
 mod auth;
 mod blame;
+mod bridge;
 mod browser;
 mod commands;
 mod documents;
