@@ -61,7 +61,7 @@ impl Front {
     /// The configuration with the gateway in front of the others, which trust it.
     pub fn applied(&self, config: &Config) -> Config {
         let mut config = config.clone();
-        if !config.gateway.front {
+        if !(config.gateway.front && config.gateway.enabled) {
             return config;
         }
         config.gateway.bridge.enabled |= self.bridge;
@@ -260,6 +260,9 @@ mod tests {
         );
         config.gateway.front = false;
         assert!(Front::planned(&loaded(&config)).applied(&config) == config);
+        config.gateway.front = true;
+        config.gateway.enabled = false;
+        assert!(Front::planned(&loaded(&config)).applied(&config) == config, "nobody is in front");
     }
 
     #[test]

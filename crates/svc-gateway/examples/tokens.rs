@@ -101,9 +101,9 @@ fn es256(now: u64) -> (String, Value) {
 
 fn rs256(now: u64) -> (String, Value) {
     let pair = RsaKeyPair::generate(KeySize::Rsa2048).unwrap();
-    let public = pair.public_key();
-    let (n, e) = (public.modulus().big_endian_without_leading_zero(), public.exponent());
-    let (n, e) = (encode(n), encode(e.big_endian_without_leading_zero()));
+    // A DER sequence of modulus and exponent, which for 2048 bits stand where they always do.
+    let public = pair.public_key().as_ref();
+    let (n, e) = (encode(&public[9..265]), encode(&public[267..]));
     let sign = |message: &[u8]| {
         let mut signature = vec![0; pair.public_modulus_len()];
         pair.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), message, &mut signature).unwrap();

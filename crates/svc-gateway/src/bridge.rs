@@ -4,6 +4,7 @@
 //! over OAP/1, that of another node.
 
 mod peer;
+mod session;
 
 pub(crate) use peer::{CALLS, FEED, declare, start};
 
