@@ -267,7 +267,8 @@ mod tests {
             schedule.hasten(now);
             tries += 1;
         }
-        assert!((60..=3600 / 5 + 1).contains(&tries), "{tries} tries in an hour");
+        // The first few pauses are shorter than the gap that made-up keys are held to.
+        assert!((60..=3600 / 5 + 3).contains(&tries), "{tries} tries in an hour");
         let back = schedule.due;
         assert!(schedule.learn(&keys, Ok(set()), every, back));
         assert!(!schedule.is_short_of(&keys) && passes(back) && schedule.due == back + every);
