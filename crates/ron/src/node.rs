@@ -35,12 +35,20 @@ use svc_registry::{Identity, Registry};
 /// The services there are.
 pub const SERVICES: [&str; 4] = ["gateway", "edge", "overlay", "registry"];
 
+/// What was chosen when it was built.
+const FEATURES: &[&str] = match (cfg!(feature = "otlp"), cfg!(feature = "quic")) {
+    (true, true) => &["otlp", "quic"],
+    (true, false) => &["otlp"],
+    (false, true) => &["quic"],
+    (false, false) => &[],
+};
+
 const VERSION: Version = Version {
     name: "ron",
     version: env!("CARGO_PKG_VERSION"),
     git: env!("BUILD_COMMIT"),
     profile: if cfg!(debug_assertions) { "debug" } else { "release" },
-    features: if cfg!(feature = "otlp") { &["otlp"] } else { &[] },
+    features: FEATURES,
 };
 
 /// Which services to start.
@@ -72,7 +80,8 @@ pub fn run(sources: Sources, which: &Which, takeover: bool) -> anyhow::Result<Ex
         builder.max_blocking_threads(64).enable_all().build().context("cannot start the runtime")?;
     let code = runtime.block_on(async {
         let node = Node::start(sources, which, takeover, logs)?;
-        if matches!(which, Which::Enabled) {
+        // Whoever reads the one line of a node without files wants nothing else.
+        if matches!(which, Which::Enabled) && !loaded.value.node.amnesia {
             let fronts = node.front.leads(&loaded.value);
             greet(&node.addresses, node.demo, fronts, &node.data);
         }

@@ -146,7 +146,7 @@ impl Handle {
                 "listed": listed.iter().any(|peer| peer.node == info.node),
                 "ua": link.agreed.get().map(|agreed| agreed.ua.clone()),
                 "tls": link.proved.is_some(),
-                "post_quantum": link.proved.is_some_and(|proved| proved.post_quantum),
+                "post_quantum": link.proved.map_or(Some(false), |proved| proved.post_quantum),
                 "raw_key": link.proved.is_some_and(|proved| proved.raw),
                 "score": info.score,
                 "rtt_us": u64::try_from(info.rtt.as_micros()).unwrap_or(u64::MAX),

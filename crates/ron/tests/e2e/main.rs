@@ -3,6 +3,7 @@
 
 mod access_log;
 mod admin;
+mod amnesia;
 mod auth;
 mod blame;
 mod bridge;
@@ -21,6 +22,7 @@ mod lifecycle;
 mod limits;
 mod operators;
 mod overlay;
+mod pack_grow;
 mod packs;
 mod proxy;
 mod reasons;
@@ -31,9 +33,11 @@ mod registry_witness;
 mod reload;
 mod soak;
 mod takeover;
+mod top;
 mod uploads;
 mod upstreams;
 mod views;
+mod whole;
 
 /// A configuration with every listener on a free port; `gateway` goes into its table, `rest` behind it.
 fn config(origin: &str, gateway: &str, rest: &str) -> String {
