@@ -36,12 +36,13 @@ pub(crate) struct Bench {
 /// A scenario prints its table and returns its figures; `None` if it could not be run.
 type Scenario = fn(&Bench) -> Option<Value>;
 
-const SCENARIOS: [(&str, Scenario); 9] = [
+const SCENARIOS: [(&str, Scenario); 10] = [
     ("h1", compare::h1),
     ("h2", compare::h2),
     ("tls", compare::tls),
     ("reject", own::reject),
     ("tenants", own::tenants),
+    ("tokens", own::tokens),
     ("idle", idle::run),
     ("latency", compare::latency),
     ("stream", compare::stream),

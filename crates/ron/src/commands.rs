@@ -141,7 +141,7 @@ fn config(command: ConfigCommand) -> anyhow::Result<ExitCode> {
 fn show_up(mut loaded: Loaded<Config>) -> Vec<(String, String, String)> {
     let told: HashMap<_, _> =
         show(&loaded).into_iter().map(|(key, value, origin)| (key, (value, origin))).collect();
-    loaded.value = Front::planned(&loaded.value).applied(&loaded.value);
+    loaded.value = Front::planned(&loaded).applied(&loaded.value);
     let origin = |key: &String, value: &String| match told.get(key) {
         Some((known, origin)) if known == value => origin.clone(),
         _ => "added by `ron up`".to_owned(),

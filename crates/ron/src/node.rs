@@ -27,6 +27,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use svc_edge::Edge;
 use svc_gateway::Gateway;
+use svc_gateway::bridge::Bridge;
 use svc_overlay::Overlay;
 use svc_overlay::config::OverlaySettings;
 use svc_registry::{Identity, Registry};
@@ -317,12 +318,37 @@ fn start_gateway(
     config: &Config,
     data: &DataDir,
     verifier: &Verifier,
+    bridge: Option<Bridge>,
     observed: &Observed,
 ) -> anyhow::Result<Arc<Gateway>> {
-    let gateway = Gateway::build(&kernel.service("gateway"), &config.gateway, data, verifier)?;
+    let gateway = Gateway::build(&kernel.service("gateway"), &config.gateway, data, verifier, bridge)?;
     #[cfg(feature = "otlp")]
     gateway.trace(observed.tracer.clone());
     Ok(Arc::new(gateway))
+}
+
+/// Whose topics the gateway leads to, if it does.
+fn bridge(
+    config: &Config,
+    data: &DataDir,
+    key: &PrivateKey,
+    overlay: Option<&Arc<Overlay>>,
+) -> anyhow::Result<Option<Bridge>> {
+    let settings = &config.gateway.bridge;
+    if !settings.enabled {
+        return Ok(None);
+    }
+    let Some(peer) = settings.peer().map_err(anyhow::Error::msg)? else {
+        let overlay = overlay.context(
+            "gateway.bridge.peer: is empty, and no overlay runs in this process: name a node as ed25519:…@host:port",
+        )?;
+        let handle = overlay.handle().clone();
+        return Ok(Some(Bridge::Here(Arc::new(move |topic, request, corr| {
+            handle.clone().bridged(topic, request, corr)
+        }))));
+    };
+    let (tls, timeout) = (&config.overlay.tls, config.overlay.handshake_timeout.0);
+    Ok(Some(Bridge::to(peer, tls, timeout, key, data.path()).context("overlay.tls")?))
 }
 
 /// The services that run.
@@ -353,7 +379,7 @@ impl Services {
             Which::Named(names) => names.iter().any(|named| named == name),
         };
         let verifier = Verifier::new(&token_keys(config, key));
-        let front = if matches!(which, Which::Enabled) { Front::planned(config) } else { Front::default() };
+        let front = if matches!(which, Which::Enabled) { Front::planned(loaded) } else { Front::default() };
         let fronted = front.applied(config);
         let edge = if runs("edge", config.edge.enabled) {
             let (service, amnesia) = (kernel.service("edge"), config.node.amnesia);
@@ -377,7 +403,9 @@ impl Services {
             registry.as_ref().map_or(&[], |registry| registry.addresses()),
         );
         let gateway = if runs("gateway", config.gateway.enabled) {
-            Some(start_gateway(kernel, &front.applied(config), data, &verifier, observed)?)
+            let config = front.applied(config);
+            let bridge = bridge(&config, data, key, overlay.as_ref())?;
+            Some(start_gateway(kernel, &config, data, &verifier, bridge, observed)?)
         } else {
             None
         };

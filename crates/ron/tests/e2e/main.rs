@@ -6,6 +6,7 @@ mod admin;
 mod amnesia;
 mod auth;
 mod blame;
+mod bridge;
 mod browser;
 mod commands;
 mod documents;
