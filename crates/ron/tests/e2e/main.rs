@@ -18,6 +18,7 @@ mod fairness;
 mod http2;
 mod lifecycle;
 mod limits;
+mod metrics;
 mod operators;
 mod overlay;
 mod packs;
