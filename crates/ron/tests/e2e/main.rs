@@ -19,6 +19,7 @@ mod http2;
 mod lifecycle;
 mod limits;
 mod metrics;
+mod mixed;
 mod operators;
 mod overlay;
 mod packs;
