@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: ron beside its peers (nginx, HAProxy, Varnish, etcd), in one run on one machine.
+//! `cargo xtask bench`: ron beside its peers (nginx, HAProxy, Varnish, etcd, NATS), in one run on one machine.
 //!
 //! The server under test has a core of its own; origin and client share the other. Runs of the servers alternate,
 //! and a figure is the median over the rounds, so that what else the machine does falls on all alike.
@@ -7,6 +7,7 @@ mod compare;
 mod edge;
 mod idle;
 mod load;
+mod overlay;
 mod overload;
 mod own;
 mod peers;
@@ -62,6 +63,14 @@ const OF_EDGE: [(&str, Scenario); 5] = [
     ("memory", edge::memory),
 ];
 
+const OF_OVERLAY: [(&str, Scenario); 5] = [
+    ("codec", overlay::codec),
+    ("session", overlay::session),
+    ("star", overlay::star),
+    ("gossip", overlay::gossip),
+    ("frozen", overlay::frozen),
+];
+
 pub(crate) fn gateway(args: &[&str]) -> bool {
     run("gateway", &SCENARIOS, &tools::FOR_BENCHES, args)
 }
@@ -74,6 +83,10 @@ pub(crate) fn edge(args: &[&str]) -> bool {
     run("edge", &OF_EDGE, &tools::FOR_EDGE_BENCHES, args)
 }
 
+pub(crate) fn overlay(args: &[&str]) -> bool {
+    run("overlay", &OF_OVERLAY, &tools::FOR_OVERLAY_BENCHES, args)
+}
+
 fn run(service: &str, scenarios: &[(&str, Scenario)], needs: &[tools::Program], args: &[&str]) -> bool {
     let quick = args.contains(&"--quick");
     let named: Vec<&str> = args.iter().copied().filter(|arg| *arg != "--quick").collect();
@@ -82,12 +95,16 @@ fn run(service: &str, scenarios: &[(&str, Scenario)], needs: &[tools::Program], 
         println!("no scenario {unknown:?}; known: {}", known.join(", "));
         return false;
     }
-    if !tools::ensure(needs) || !cargo(&["build", "--release", "-p", "ron"]) || !settle() {
+    // A binary that exists already. No name of ours begins with `RON_`: those are keys of its configuration.
+    let given = std::env::var_os("BENCH_RON").map(PathBuf::from);
+    let built = given.is_some() || cargo(&["build", "--release", "-p", "ron"]);
+    // Nodes of the overlay share both cores with the load; elsewhere the server has one to itself.
+    if !tools::ensure(needs) || !built || !settle(service != "overlay") {
         return false;
     }
     let Ok(dir) = tempfile::tempdir() else { return false };
     let bench = Bench {
-        binary: target().join("release/ron"),
+        binary: given.unwrap_or_else(|| target().join("release/ron")),
         dir: dir.path().to_owned(),
         out: target().join("bench"),
         rounds: if quick { 3 } else { 5 },
@@ -121,8 +138,8 @@ fn run(service: &str, scenarios: &[(&str, Scenario)], needs: &[tools::Program], 
 
 /// Children inherit all three: a client's core, precedence over what else the machine does, if that is allowed,
 /// and room for ten thousand connections on either side.
-fn settle() -> bool {
-    if !process::pin(std::process::id(), process::CLIENT_CORE) {
+fn settle(pinned: bool) -> bool {
+    if pinned && !process::pin(std::process::id(), process::CLIENT_CORE) {
         println!("this needs two cores");
         return false;
     }
@@ -170,6 +187,8 @@ fn machine(bench: &Bench, programs: &[tools::Program]) -> Value {
     for version in &versions {
         println!("{version}");
     }
-    println!("server on core {}, everything else on core {}", process::PROXY_CORE, process::CLIENT_CORE);
+    if !programs.iter().any(|(program, ..)| *program == "nats-server") {
+        println!("server on core {}, everything else on core {}", process::PROXY_CORE, process::CLIENT_CORE);
+    }
     json!({"cores": cores, "cpu": model, "versions": versions, "load_average": load})
 }

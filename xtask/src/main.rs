@@ -27,6 +27,8 @@ cargo xtask bench edge [--quick] [SCENARIO...]
                                        objects ranges tiles herd memory
 cargo xtask bench registry [--quick] [SCENARIO...]
                                        beside etcd; none named: all of commits reads streams verify
+cargo xtask bench overlay [--quick] [SCENARIO...]
+                                       beside NATS; none named: all of codec session star gossip frozen
 cargo xtask soak gateway [MINUTES]     overload, faults, kills and reloads, 30 minutes by default
 cargo xtask soak overlay [MINUTES]     simulated networks from fresh seeds, until one fails
 cargo xtask sim SEED [--nodes N] [--seconds S] [--calm]
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         ["bench", "gateway", ref scenarios @ ..] => bench::gateway(scenarios),
         ["bench", "edge", ref scenarios @ ..] => bench::edge(scenarios),
         ["bench", "registry", ref scenarios @ ..] => bench::registry(scenarios),
+        ["bench", "overlay", ref scenarios @ ..] => bench::overlay(scenarios),
         ["soak", "gateway"] => soak::gateway(30),
         ["soak", "gateway", minutes] => minutes.parse().is_ok_and(soak::gateway),
         ["conformance"] => conformance::run(false),

@@ -41,6 +41,9 @@ pub(crate) const FOR_EDGE_BENCHES: [Program; 3] = [
     ("wrk", "wrk", "load over HTTP/1.1"),
 ];
 
+pub(crate) const FOR_OVERLAY_BENCHES: [Program; 1] =
+    [("nats-server", "nats-server", "a broker to compare with")];
+
 pub(crate) const FOR_CONFORMANCE: [Program; 2] =
     [("node", "nodejs", "the tests of HTTP caches"), ("npm", "npm", "fetching them")];
 

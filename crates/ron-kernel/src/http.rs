@@ -6,6 +6,7 @@
 mod body;
 pub mod client;
 mod fields;
+mod file;
 pub mod h1;
 mod h2;
 mod interim;
@@ -19,8 +20,9 @@ mod tunnel;
 
 pub use body::{Body, BodyError};
 pub use fields::{Fields, Lines, Written};
+pub use file::FileBody;
 pub use interim::{Interim, InterimSender};
-pub use io::Io;
+pub use io::{Duplex, Io};
 pub use listener::{BindError, Bound, Peer, bind_tcp, bind_unix};
 pub use proxy_protocol::parse as parse_proxy_header;
 pub use serve::{

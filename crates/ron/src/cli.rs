@@ -196,7 +196,7 @@ pub(crate) enum EdgeCommand {
         #[command(flatten)]
         target: packs::Target,
     },
-    /// Work on pack files, without a node.
+    /// Work on pack files, and make them.
     #[command(subcommand)]
     Pack(PackCommand),
 }

@@ -20,6 +20,10 @@ use ron_kernel::config::Problems;
 use ron_kernel::token::TokenError;
 use std::process::ExitCode;
 
+/// The system's allocator grows a thread's heap a page at a time, each with a system call.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Bad usage or configuration.
 const USAGE: u8 = 64;
 

@@ -81,8 +81,10 @@ settings! {
         idle_timeout: Span = Span::secs(60) => Hot;
         /// Connections open at one time. The longest idle one gives way to a newcomer.
         max_conns: usize = 4096 => Hot;
-        /// Connections of one client address.
+        /// Connections of one client address; trusted proxies are exempt.
         max_conns_per_ip: usize = 256 => Hot;
+        /// Proxies in front of the edge, as addresses or prefixes. `ron up` adds its own gateway.
+        trusted_proxies: Vec<String> = Vec::new() => Hot;
         /// Decoded over encoded size of an origin's answer that comes encoded though nobody asked for it.
         decompress_max_ratio: u64 = 10 => Hot;
         /// Largest size of such an answer, decoded.
@@ -255,6 +257,7 @@ pub(crate) fn client_tls(ca_file: &str) -> ClientTlsSettings {
 impl EdgeSettings {
     pub fn validate(&self, amnesia: bool, problems: &mut Problems) {
         let ingress = &self.ingress;
+        TrustedProxies::check(&ingress.trusted_proxies, "edge.ingress.trusted_proxies", problems);
         for (key, value) in [
             ("max_inflight", ingress.max_inflight),
             ("max_conns", ingress.max_conns),
@@ -407,7 +410,7 @@ impl EdgeSettings {
             read_timeout: ingress.timeout.0,
             write_timeout: ingress.timeout.0,
             idle_timeout: ingress.idle_timeout.0,
-            trusted_proxies: TrustedProxies::default(),
+            trusted_proxies: TrustedProxies::read(&ingress.trusted_proxies),
             proxy_protocol: false,
         }
     }

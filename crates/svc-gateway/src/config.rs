@@ -2,7 +2,8 @@
 
 use crate::routes::Routes;
 use crate::views::Views;
-use ron_kernel::admission::client_ip::{Cidr, TrustedProxies};
+use ron_kernel::admission::client_ip::TrustedProxies;
+use ron_kernel::admission::deadline::Budget;
 use ron_kernel::config::{Problems, Secret};
 use ron_kernel::http::ServerLimits;
 use ron_kernel::http::client::Address;
@@ -12,7 +13,7 @@ use ron_kernel::{choice, settings};
 use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const HEALTH_INTERVAL_MIN: Duration = Duration::from_millis(100);
 
@@ -21,6 +22,10 @@ settings! {
     pub struct GatewaySettings {
         /// Whether `ron up` starts the gateway.
         enabled: bool = true => Restart;
+        /// Whether the gateway of `ron up` leads to the node's own services too: `/edge/*` to the edge, `/registry/*`,
+        /// `/checkpoint` and `/tile/*` to the registry. A route of the file with the same path, for every host, goes
+        /// before. `ron run` does what the file says.
+        front: bool = true => Hot;
         /// Address of the plain listener. Port 0 picks a free one.
         listen: SocketAddr = SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)) => Restart;
         /// A TLS listener beside the plain one.
@@ -374,7 +379,8 @@ settings! {
 settings! {
     /// The circuit breaker: failures are 5xx answers, broken calls and timeouts.
     pub struct BreakerSettings {
-        /// Failures in a row that open it, or that leave one of several servers out for a while.
+        /// Failures in a row that open it, or that leave one of several servers out for a while. 0: nothing opens it, for
+        /// an upstream that answers 5xx on behalf of others.
         failures: u64 = 5 => Hot;
         /// Failures over answers within the window that open it.
         error_rate: f64 = 0.5 => Hot;
@@ -383,6 +389,16 @@ settings! {
         /// How long it stays open before a probe in the background sees whether anybody is there; then one request
         /// at a time is let through.
         open: Span = Span::secs(5) => Hot;
+    }
+}
+
+choice! {
+    /// What an upstream is told of a request's deadline.
+    pub enum TellDeadline {
+        /// What remains of the request's budget.
+        Budget = "budget",
+        /// What remains of a deadline that the client itself stated, and nothing if it stated none.
+        Client = "client",
     }
 }
 
@@ -399,6 +415,10 @@ settings! {
         upstream: String = String::new() => Required;
         /// Budget of a request. Left out: `request_timeout`.
         timeout: Option<Span> = None => Hot;
+        /// What the upstream is told in `Request-Timeout`: what remains of the `budget`, or of the deadline that the
+        /// `client` itself stated. The second is for an upstream that holds a whole answer to what it is told, however
+        /// long that answer is.
+        tell_deadline: TellDeadline = TellDeadline::Budget => Hot;
         /// Taken off the front of the path before it is passed on.
         strip_prefix: String = String::new() => Hot;
         /// Largest request body. Left out: `limits.max_body_bytes`.
@@ -472,6 +492,16 @@ impl ViewSettings {
     }
 }
 
+impl RouteSettings {
+    /// The deadline that the upstream is told.
+    pub(crate) fn told(&self, budget: &Budget) -> Option<Instant> {
+        match self.tell_deadline {
+            TellDeadline::Budget => Some(budget.until),
+            TellDeadline::Client => budget.client,
+        }
+    }
+}
+
 impl UpstreamSettings {
     pub(crate) fn uses_tls(&self) -> bool {
         self.servers.iter().any(|server| server.starts_with("https:"))
@@ -480,11 +510,7 @@ impl UpstreamSettings {
 
 impl GatewaySettings {
     pub fn validate(&self, problems: &mut Problems) {
-        for (index, text) in self.trusted_proxies.iter().enumerate() {
-            if let Err(error) = text.parse::<Cidr>() {
-                problems.add(format!("gateway.trusted_proxies[{index}]"), error);
-            }
-        }
+        TrustedProxies::check(&self.trusted_proxies, "gateway.trusted_proxies", problems);
         let positive = [
             ("max_conns", self.max_conns),
             ("max_conns_per_ip", self.max_conns_per_ip),
@@ -645,9 +671,6 @@ impl GatewaySettings {
             if !(0.0..=1.0).contains(&upstream.retry.budget) {
                 problems.add(format!("{at}.retry.budget"), "must be between 0 and 1");
             }
-            if upstream.breaker.failures == 0 {
-                problems.add(format!("{at}.breaker.failures"), "must be at least 1");
-            }
             if !(upstream.breaker.error_rate > 0.0 && upstream.breaker.error_rate <= 1.0) {
                 problems.add(format!("{at}.breaker.error_rate"), "must be more than 0 and at most 1");
             }
@@ -698,7 +721,6 @@ impl GatewaySettings {
 
     /// What the kernel's server is told.
     pub fn server_limits(&self) -> ServerLimits {
-        let trusted = self.trusted_proxies.iter().filter_map(|text| text.parse().ok()).collect();
         ServerLimits {
             conns_max: self.max_conns,
             conns_per_ip_max: self.max_conns_per_ip,
@@ -707,7 +729,7 @@ impl GatewaySettings {
             read_timeout: self.read_timeout.0,
             write_timeout: self.write_timeout.0,
             idle_timeout: self.idle_timeout.0,
-            trusted_proxies: TrustedProxies(trusted),
+            trusted_proxies: TrustedProxies::read(&self.trusted_proxies),
             proxy_protocol: self.proxy_protocol,
         }
     }

@@ -7,7 +7,6 @@ use bytes::BytesMut;
 use http::header::HeaderMap;
 use http::{Request, Response, StatusCode, Version};
 use ron_kernel::admission::bucket::Rate;
-use ron_kernel::admission::deadline::Budget;
 use ron_kernel::http::client::Outgoing as _;
 use ron_kernel::http::{Body, ConnInfo, Fields, Lines, Peer, Written};
 use ron_kernel::problem::CorrId;
@@ -27,7 +26,7 @@ pub fn upstream_head(
         conn: &conn,
         trusted,
         corr: &corr,
-        budget: Budget { until: Instant::now() + Duration::from_secs(1), client: None },
+        told: Some(Instant::now() + Duration::from_secs(1)),
         strip_prefix: "",
         body_len,
         upgrade: None,

@@ -378,7 +378,7 @@ impl Proxy {
             conn,
             trusted: passing.trusted,
             corr,
-            budget: passing.budget,
+            told: route.told(&passing.budget),
             strip_prefix: &route.strip_prefix,
             body_len,
             upgrade: passing.upgrade.clone(),

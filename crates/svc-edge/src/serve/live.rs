@@ -126,7 +126,7 @@ impl Edge {
             self.submit_asset(pilot, wanted, (origin, target), found.as_ref());
         }
         let source = if leads { Source::Fill } else { Source::Collapsed };
-        let failure = match self.watch_asset(wanted, &flight, source, permit).await {
+        let failure = match Box::pin(self.watch_asset(wanted, &flight, source, permit)).await {
             Ok(response) => return Ok(response),
             Err(Fate::Retry(retry)) => return Err(retry),
             Err(Fate::Failed(failure)) => failure,

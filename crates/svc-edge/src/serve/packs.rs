@@ -290,7 +290,7 @@ impl Edge {
     }
 
     /// Runs what blocks, as long as the request may take.
-    async fn reading<T: Send + 'static>(
+    pub(super) async fn reading<T: Send + 'static>(
         &self,
         budget: Budget,
         run: impl FnOnce() -> T + Send + 'static,
@@ -298,11 +298,11 @@ impl Edge {
         let running = tokio::task::spawn_blocking(run);
         let Ok(done) = tokio::time::timeout_at(budget.until.into(), running).await else {
             self.read_timeouts.inc();
-            return Err(Rejection::new(Reason::Timeout, "the pack could not be read in time"));
+            return Err(Rejection::new(Reason::Timeout, "it could not be read in time"));
         };
         done.map_err(|lost| {
             tracing::error!(error = %lost, "a read was lost");
-            Rejection::new(Reason::Internal, "the pack could not be read")
+            Rejection::new(Reason::Internal, "it could not be read")
         })
     }
 
@@ -322,7 +322,7 @@ impl Edge {
                 }
                 _ => {
                     tracing::error!(generation = mounted.generation, %error, "a pack cannot be read");
-                    Rejection::new(Reason::Internal, "the pack could not be read")
+                    Rejection::new(Reason::Internal, "it could not be read")
                 }
             },
         }
@@ -378,7 +378,7 @@ fn decide_one(asked: &Asked<'_>, variant: Variant, content_type: &str) -> Decisi
 /// The fields that all answers from packs have.
 fn fields(decision: &Decision, address: Option<Address>) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(16);
-    headers.insert(CACHE_STATUS, Source::Hit.status().value());
+    headers.insert(CACHE_STATUS, Source::Hit.field(Source::Hit.status()));
     if let Some(range) = &decision.content_range {
         headers.insert(CONTENT_RANGE, value(range.as_str()));
     }

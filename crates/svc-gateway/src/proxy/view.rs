@@ -181,7 +181,7 @@ impl Proxy {
             conn: hydration.conn,
             trusted: plan.trusted,
             corr: hydration.corr,
-            budget: plan.budget,
+            told: Some(plan.budget.until),
             strip_prefix: "",
             body_len: Some(0),
             upgrade: None,
