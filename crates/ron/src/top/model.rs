@@ -277,7 +277,9 @@ impl Looks<'_> {
             Queue { service, name, kind, policy, instances, depth, capacity, dropped }
         };
         let mut rows: Vec<Queue> = list(&self.now.channels["channels"]).iter().map(row).collect();
-        let order = |row: &Queue| (-fraction(row), -row.dropped.per_second.unwrap_or(0.0));
+        // A watch holds one value and is never full.
+        let order =
+            |row: &Queue| (row.kind == "watch", -fraction(row), -row.dropped.per_second.unwrap_or(0.0));
         rows.sort_by(|a, b| order(a).partial_cmp(&order(b)).unwrap_or(std::cmp::Ordering::Equal));
         rows
     }

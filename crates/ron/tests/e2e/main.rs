@@ -20,6 +20,8 @@ mod front;
 mod http2;
 mod lifecycle;
 mod limits;
+mod metrics;
+mod mixed;
 mod operators;
 mod overlay;
 mod pack_grow;

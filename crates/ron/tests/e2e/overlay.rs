@@ -2,9 +2,11 @@
 
 mod gossip;
 mod hostile;
+mod moves;
 mod raw;
 mod sessions;
 
+pub(crate) use moves::use_overlay;
 use raw::Raw;
 use ron_testkit::{Node, command};
 use serde_json::Value;
