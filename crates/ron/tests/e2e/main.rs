@@ -20,6 +20,7 @@ mod limits;
 mod operators;
 mod overlay;
 mod pack_grow;
+mod pack_remote;
 mod packs;
 mod proxy;
 mod reasons;
