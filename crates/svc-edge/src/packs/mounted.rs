@@ -71,7 +71,7 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(crate) enum Source {
     Local(Arc<CheckedFile>),
-    Remote(RemoteFile),
+    Remote(Box<RemoteFile>),
 }
 
 impl Source {
@@ -147,7 +147,7 @@ impl Mounted {
         let remote = RemoteFile::open(manner, runtime, shared.directories.inventory())
             .map_err(|fault| PackError::Read(fault.into()))?;
         let tag = remote.tag().to_owned();
-        let file = Arc::new(Source::Remote(remote));
+        let file = Arc::new(Source::Remote(Box::new(remote)));
         let pack = Pmtiles::open(file.clone(), shared.limits, shared.directories.clone())?;
         Mounted::of(file, Pack::Pmtiles(pack), &tag, shared)
     }

@@ -57,12 +57,15 @@ pub(crate) struct RemoteFile {
     runtime: Handle,
     tag: HeaderValue,
     size: u64,
-    reads: Lock<HashMap<(u64, usize), Arc<OnceLock<Read>>>>,
+    reads: Lock<Reads>,
     places: Arc<Permits>,
 }
 
 /// What came of a read; several may want to know.
 type Read = Result<Bytes, Fault>;
+
+/// Reads that go on, by place and length.
+type Reads = HashMap<(u64, usize), Arc<OnceLock<Read>>>;
 
 /// Why bytes could not be had.
 #[derive(Clone, Debug, thiserror::Error)]
