@@ -106,7 +106,12 @@ pub(crate) fn show(target: &Target) -> anyhow::Result<ExitCode> {
         let cell = |name: &str| if pack[name].is_null() { "-".to_owned() } else { text(&pack[name]) };
         let size = pack["size"].as_u64().map_or_else(|| "-".to_owned(), |size| Size(size).to_string());
         let zooms = format!("{}-{}", cell("minzoom"), cell("maxzoom"));
-        let checked = if pack["verified"] == true { "yes" } else { "no" }.to_owned();
+        let checked = match (&pack["verified"], pack["check"].as_str()) {
+            (Value::Bool(true), _) => "yes",
+            (_, Some("structure")) => "structure",
+            _ => "no",
+        };
+        let checked = checked.to_owned();
         rows.push(vec![
             cell("name"),
             cell("state"),

@@ -25,6 +25,7 @@ mod mixed;
 mod operators;
 mod overlay;
 mod pack_grow;
+mod pack_remote;
 mod packs;
 mod proxy;
 mod reasons;

@@ -2,7 +2,7 @@
 
 use super::{Counters, Failure};
 use crate::cache::{Exchange, Heuristic, Policy, UnixMillis};
-use crate::config::{EdgeSettings, RetrySettings, client_tls};
+use crate::config::{EdgeSettings, PackSettings, RetrySettings, client_tls};
 use crate::egress::{Authority, OriginUrl, is_public, normal_host};
 use crate::semantics::encode_path;
 use crate::serve::{COUNTERS, unix_millis};
@@ -30,6 +30,8 @@ pub(crate) static IDLE: LockSpec = LockSpec {
 
 /// RFC 9111 section 4.2.2.
 const HEURISTIC_PERCENT: u32 = 10;
+/// Requests at a time to the server of one pack.
+const PACK_INFLIGHT: usize = 64;
 /// Part of the time that is kept for further tries.
 const RESERVE_PART: u32 = 4;
 
@@ -211,6 +213,28 @@ impl Origin {
             bucket,
             rate: Rate::new(rules.rps, 1.0),
         }))
+    }
+
+    /// The server of a pack, which is asked for that alone.
+    pub(crate) fn of_pack(
+        service: &Service,
+        pack: &PackSettings,
+        base: &Path,
+    ) -> Result<Option<Origin>, TlsError> {
+        let rules = Rules {
+            url: &pack.path,
+            allow_http: false,
+            allow_private: pack.allow_private,
+            ca_file: &pack.ca_file,
+            max_inflight: PACK_INFLIGHT,
+            rps: 0,
+            policy: Policy::default(),
+        };
+        let origin = Origin::new(service, rules, base, None)?;
+        if let Some(origin) = &origin {
+            origin.remote.set_tls(origin.tls.clone());
+        }
+        Ok(origin)
     }
 
     /// A place among the requests to it.
