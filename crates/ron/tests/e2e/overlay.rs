@@ -1,9 +1,11 @@
 //! The overlay: several real processes over loopback, and peers that are none.
 
+mod crowd;
 mod gossip;
 mod hostile;
 mod raw;
 mod sessions;
+mod trust;
 
 use raw::Raw;
 use ron_testkit::{Node, command};
