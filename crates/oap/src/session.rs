@@ -480,6 +480,9 @@ impl Session {
             return self.close(Some(Goaway::Limit), Closed::Limit);
         }
         match verdict {
+            Verdict::Take(place) if !frame.flags.has(Flags::COMP) => {
+                self.events.push_back(Event::Frame(frame, place));
+            }
             Verdict::Take(place) => match frame.clone().inflate() {
                 Ok(frame) => self.events.push_back(Event::Frame(frame, place)),
                 Err(error) => self.refuse(&frame, error, now),

@@ -147,6 +147,7 @@ impl Handle {
                 "ua": link.agreed.get().map(|agreed| agreed.ua.clone()),
                 "tls": link.proved.is_some(),
                 "post_quantum": link.proved.map_or(Some(false), |proved| proved.post_quantum),
+                "crc32c": link.is_checked(),
                 "raw_key": link.proved.is_some_and(|proved| proved.raw),
                 "score": info.score,
                 "rtt_us": u64::try_from(info.rtt.as_micros()).unwrap_or(u64::MAX),

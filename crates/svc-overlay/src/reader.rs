@@ -112,17 +112,23 @@ impl<R: AsyncRead + Unpin + Send> Reader<R> {
 
     /// Does what the session says next; gives an end if there is one.
     async fn events(&mut self) -> Option<End> {
-        let mut end = None;
+        // What was read together came together: the clock is asked once, and after every wait.
+        let (mut end, mut now) = (None, self.shared.now());
         while end.is_none()
-            && let Some(event) = self.session.poll(self.shared.now())
+            && let Some(event) = self.session.poll(now)
         {
             end = match event {
-                Event::Open(agreed) => self.open(agreed).await,
+                Event::Open(agreed) => {
+                    let end = self.open(agreed).await;
+                    now = self.shared.now();
+                    end
+                }
                 event => self.event(event),
             };
             if self.frames.len() >= AT_ONCE {
                 self.shared.receive(&self.link, &mut self.frames);
                 tokio::task::yield_now().await;
+                now = self.shared.now();
             }
         }
         if !self.frames.is_empty() {

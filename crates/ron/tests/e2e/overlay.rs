@@ -1,10 +1,12 @@
 //! The overlay: several real processes over loopback, and peers that are none.
 
+mod crowd;
 mod gossip;
 mod hostile;
 mod moves;
 mod raw;
 mod sessions;
+mod trust;
 
 pub(crate) use moves::use_overlay;
 use raw::Raw;

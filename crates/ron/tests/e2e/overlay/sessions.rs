@@ -71,6 +71,14 @@ fn bare_keys_and_post_quantum_are_negotiated_or_refused_aloud() {
         old.admin_get("/overlay/peers").json()["peers"][0]["error"].is_string()
     });
     assert!(connected(&old).is_empty());
+    // The strict one may also be who dials.
+    let old = node("admit = \"any\"", "[overlay.tls]\npq = \"off\"\n");
+    let strict = node(&peers(&[&old]), "[overlay.tls]\npq = \"required\"\n");
+    strict.eventually("it says what the other lacks", |strict| {
+        let error = strict.admin_get("/overlay/peers").json()["peers"][0]["error"].clone();
+        error.as_str().is_some_and(|error| error.contains("post-quantum"))
+    });
+    assert!(strict.metric("handshake_failures_total{reason=\"pq\"}") >= 1.0);
 }
 
 #[test]
@@ -152,6 +160,21 @@ fn every_reason_to_refuse_a_frame_is_answered_and_counted() {
     early.send(&Frame::event(APP_GOSSIP, 3, "x"));
     assert_eq!(early.answer().unwrap().code, 400);
     assert_eq!(early.goaway().as_deref(), Some("protocol"));
+    node.eventually("counted before HELLO", |node| reject(node, "sequence") == 1.0);
+    // Whoever is not known yet is not told what is spoken here either.
+    let mut early = Raw::connect(&node, 1);
+    early.send(&Frame::request(0x0300, 4, "x"));
+    assert_eq!(early.answer().unwrap().code, 400);
+    node.eventually("counted before HELLO", |node| reject(node, "sequence") == 2.0);
+    let mut early = Raw::connect(&node, 1);
+    let capped =
+        Frame { flags: Flags::REQ | Flags::START, cap: "cap".into(), ..Frame::request(APP_CONTROL, 1, "") };
+    let mut bytes = capped.encode(1 << 20).unwrap().to_vec();
+    bytes[7] = 1;
+    early.send_bytes(&bytes);
+    assert_eq!(early.answer().unwrap().code, 400);
+    assert_eq!(early.goaway().as_deref(), Some("protocol"));
+    node.eventually("counted before HELLO", |node| reject(node, "cap_on_non_start") == 1.0);
     let mut raw = Raw::hello(&node, 1);
     let mut goes_on = |frame: Frame, code: u16, reason: &str| {
         let before = reject(&node, reason);
@@ -172,7 +195,7 @@ fn every_reason_to_refuse_a_frame_is_answered_and_counted() {
     bytes[7] = 1;
     raw.send_bytes(&bytes);
     assert_eq!(raw.answer().unwrap().code, 400);
-    node.eventually("counted", |node| reject(node, "cap_on_non_start") == 1.0);
+    node.eventually("counted", |node| reject(node, "cap_on_non_start") == 2.0);
     // The session has gone on.
     raw.send(&Frame::request(APP_CONTROL, 9, Control::Ping(5).payload()));
     let pong = loop {
