@@ -139,5 +139,5 @@ pub fn sources(set: &[String]) -> Result<Sources, Problems> {
     if !problems.is_empty() {
         return Err(problems);
     }
-    Ok(Sources { file: None, env, flags, renamed: RENAMED })
+    Ok(Sources { file: None, env, flags, renamed: RENAMED, added: Vec::new() })
 }
