@@ -46,6 +46,11 @@ pub(crate) struct Target {
 const OWN_TTL: Duration = Duration::from_secs(3600);
 
 impl Target {
+    /// The node of a configuration file, or of `./ron-data`.
+    pub(crate) fn of_file(config: Option<PathBuf>, json: bool) -> Target {
+        Target { url: None, config, token: None, json }
+    }
+
     /// The address of the edge's plain listener, and a capability for it if there is one.
     pub(crate) fn edge(&self, scopes: &[&str]) -> anyhow::Result<(String, Option<String>)> {
         let sent =
