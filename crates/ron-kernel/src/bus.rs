@@ -4,6 +4,7 @@
 //! type of [`Subscription::next`] makes that impossible to overlook.
 
 use crate::metrics::{Counter, Metrics};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
@@ -30,6 +31,12 @@ pub enum KernelEvent {
     RegistryUpdated {
         version: u64,
         b3: String,
+    },
+    /// A registry signed a checkpoint, of this process or one that is followed.
+    RegistryCheckpoint {
+        size: u64,
+        /// The signed note.
+        note: Arc<str>,
     },
     /// A node that we talk to gives reason to look at it.
     PeerTrouble {

@@ -39,6 +39,8 @@ struct Entry {
     listeners_closed: bool,
     /// Cause to severity and how many raised it (several workers may be down at once).
     missing: BTreeMap<String, (Severity, usize)>,
+    /// Cause to what is behind it, for people.
+    why: BTreeMap<String, String>,
 }
 
 /// The readiness of all services of the process.
@@ -54,6 +56,8 @@ pub struct Readiness {
     pub degraded: bool,
     pub missing: Vec<String>,
     pub services: BTreeMap<&'static str, &'static str>,
+    /// What is behind a cause, where somebody has said so.
+    pub why: BTreeMap<String, String>,
 }
 
 impl Readiness {
@@ -63,6 +67,9 @@ impl Readiness {
         body.insert("degraded".into(), self.degraded.into());
         body.insert("missing".into(), json!(self.missing));
         body.insert("services".into(), json!(self.services));
+        if !self.why.is_empty() {
+            body.insert("why".into(), json!(self.why));
+        }
         if !self.ready {
             body.insert("retry_after".into(), RETRY_AFTER.into());
         }
@@ -77,7 +84,12 @@ impl Readiness {
 
 impl Health {
     pub(crate) fn add(&self, service: &'static str) {
-        let entry = Entry { state: State::Starting, listeners_closed: false, missing: BTreeMap::new() };
+        let entry = Entry {
+            state: State::Starting,
+            listeners_closed: false,
+            missing: BTreeMap::new(),
+            why: BTreeMap::new(),
+        };
         self.lock().insert(service, entry);
     }
 
@@ -112,15 +124,30 @@ impl Health {
             *count -= 1;
             if *count == 0 {
                 entry.missing.remove(cause);
+                entry.why.remove(cause);
             }
+        }
+    }
+
+    /// Says what is behind a cause that is missing; it is forgotten with the cause.
+    pub fn explain(&self, service: &'static str, cause: &str, why: &str) {
+        if let Some(entry) = self.lock().get_mut(service)
+            && entry.missing.contains_key(cause)
+        {
+            entry.why.insert(cause.to_owned(), why.to_owned());
         }
     }
 
     /// The answer for one service, or for all of them; `None` if there is no such service.
     pub fn readiness(&self, only: Option<&str>, scope: Scope) -> Option<Readiness> {
         let services = self.lock();
-        let mut answer =
-            Readiness { ready: true, degraded: false, missing: Vec::new(), services: BTreeMap::new() };
+        let mut answer = Readiness {
+            ready: true,
+            degraded: false,
+            missing: Vec::new(),
+            services: BTreeMap::new(),
+            why: BTreeMap::new(),
+        };
         let mut found = false;
         for (name, entry) in services.iter() {
             if only.is_some_and(|only| only != *name) {
@@ -143,6 +170,7 @@ impl Health {
             let is_kernel = *name == "kernel";
             let full = |cause: &str| if is_kernel { cause.to_owned() } else { format!("{name}.{cause}") };
             answer.missing.extend(entry.missing.keys().map(|cause| full(cause)));
+            answer.why.extend(entry.why.iter().map(|(cause, why)| (full(cause), why.clone())));
             if let Some(cause) = match entry.state {
                 State::Starting => Some("starting"),
                 State::Draining => Some("draining"),
@@ -220,6 +248,23 @@ mod tests {
         health.set_state("a", State::Failed);
         health.set_state("a", State::Ready);
         check(&health, Scope::Read, false, true, &["a.failed"]);
+    }
+
+    #[test]
+    fn what_is_behind_a_cause_is_told_for_as_long_as_it_lasts() {
+        let health = Health::default();
+        health.add("kernel");
+        health.set_state("kernel", State::Ready);
+        health.explain("kernel", "x", "nothing is missing");
+        let why = || health.readiness(None, Scope::Write).unwrap().to_json()["why"].clone();
+        assert_eq!(why(), Value::Null);
+        health.lose("kernel", "x", Severity::Degraded);
+        health.explain("kernel", "x", "one");
+        health.explain("kernel", "x", "two");
+        assert_eq!(why(), json!({"x": "two"}));
+        health.restore("kernel", "x");
+        health.lose("kernel", "x", Severity::Degraded);
+        assert_eq!(why(), Value::Null, "the next time may have another reason");
     }
 
     #[test]

@@ -117,8 +117,8 @@ pub const fn config_spec(service: &'static str, consumers: &'static [&'static st
 }
 
 pub static KERNEL_SHUTDOWN: ChannelSpec =
-    shutdown_spec("kernel", &["signals", "config_watcher", "takeover", "admin_listener"]);
-pub static KERNEL_EVENTS: ChannelSpec = events_spec("kernel", &["event_log"]);
+    shutdown_spec("kernel", &["signals", "config_watcher", "takeover", "follower", "admin_listener"]);
+pub static KERNEL_EVENTS: ChannelSpec = events_spec("kernel", &["event_log", "follower"]);
 
 /// The kernel's own declarations, for the document.
 pub static CHANNELS: [&ChannelSpec; 3] = [&ENDING, &KERNEL_SHUTDOWN, &KERNEL_EVENTS];

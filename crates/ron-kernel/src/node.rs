@@ -36,6 +36,22 @@ settings! {
         on_fatal: OnFatal = OnFatal::Exit => Hot;
         /// Allow what is dangerous: the chaos hooks of the admin plane, an admin listener that is not on loopback.
         danger_ok: bool = false => Hot;
+        /// Routes, tenants, upstreams, origins, packs and peers from a registry, beside the file's own. Left out: none.
+        follow: Option<FollowSettings> = None => Restart;
+    }
+}
+
+settings! {
+    /// Following a registry. What it says is checked from the trust roots on, and added to the file's lists if the whole
+    /// is valid; else the last good set stays. The same id, or the same host and path, in both: the file wins, and nothing
+    /// of the registry is taken. Addresses of private networks, plain HTTP origins and local paths are the file's to allow.
+    pub struct FollowSettings {
+        /// Base URL of the registry, `https://host:port` or `http://host:port`. Empty: the registry in this process.
+        url: String = String::new() => Restart;
+        /// File with the trust roots, as `ron registry genesis` makes it: who may approve.
+        trust_roots: String = String::new() => RequiredRestart;
+        /// The hash of the trust roots (`b3:…`), so that no other file is taken. Empty: any.
+        trust_roots_b3: String = String::new() => Restart;
     }
 }
 

@@ -91,7 +91,20 @@ impl Reloader {
     /// Loads, validates and swaps, off the runtime. Returns the keys that changed.
     pub async fn reload(self: &Arc<Self>, source: &'static str) -> Result<Vec<String>, Problems> {
         let reloader = self.clone();
-        let outcome = tokio::task::spawn_blocking(move || (reloader.reload)()).await;
+        let outcome = self.run(source, move || (reloader.reload)()).await;
+        if outcome.is_err() && !self.failing.swap(true, Ordering::SeqCst) {
+            self.service.lose("config_reload", Severity::Degraded);
+        }
+        outcome
+    }
+
+    /// The same in another way than from the files alone; what a failure means for readiness is the caller's to say.
+    pub async fn run(
+        self: &Arc<Self>,
+        source: &'static str,
+        reload: impl FnOnce() -> Result<(u64, Vec<Change>), Problems> + Send + 'static,
+    ) -> Result<Vec<String>, Problems> {
+        let outcome = tokio::task::spawn_blocking(reload).await;
         let outcome = outcome.unwrap_or_else(|panic| {
             let mut problems = Problems::default();
             problems.add("", format!("the reload failed: {panic}"));
@@ -119,9 +132,6 @@ impl Reloader {
                         problem = line,
                         "configuration not reloaded, the last good one stays"
                     );
-                }
-                if !self.failing.swap(true, Ordering::SeqCst) {
-                    self.service.lose("config_reload", Severity::Degraded);
                 }
                 Err(problems)
             }

@@ -397,9 +397,10 @@ pub(crate) enum RegistryCommand {
         target: registry::Target,
     },
     /// Hold the node's history against checkpoints kept from before; if it has two histories, both signed notes prove it.
+    /// Without checkpoints: what the node found against the registry that it follows.
     Evidence {
         /// Checkpoints that were saved, such as by `curl URL/checkpoint`, or that another node or a witness saw.
-        #[arg(required = true, value_name = "CHECKPOINT")]
+        #[arg(value_name = "CHECKPOINT")]
         kept: Vec<PathBuf>,
         /// Write the notes that contradict each other to a file.
         #[arg(long, value_name = "FILE")]

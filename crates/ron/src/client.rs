@@ -51,6 +51,11 @@ impl Target {
         self.url.is_none().then_some(self.config.as_deref())
     }
 
+    /// The node of a configuration file, or of `./ron-data`.
+    pub(crate) fn of_file(config: Option<PathBuf>, json: bool) -> Target {
+        Target { url: None, config, token: None, json }
+    }
+
     /// The address of the edge's plain listener, and a capability for it if there is one.
     pub(crate) fn edge(&self, scopes: &[&str]) -> anyhow::Result<(String, Option<String>)> {
         let sent =

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::CommandFactory as _;
 use ron::config::{Config, sources};
 use ron::front::Front;
-use ron::{init, node};
+use ron::{follow, init, node};
 use ron_kernel::config::{Loaded, Problems, Sources, load, schema, show};
 use ron_kernel::key::{PrivateKey, PublicKey};
 use ron_kernel::node::DataDir;
@@ -120,7 +120,13 @@ fn config(command: ConfigCommand) -> anyhow::Result<ExitCode> {
             print(&format!("{}: good", file.display()))
         }
         ConfigCommand::Show { source, json } => {
-            let loaded = load_source(&source)?;
+            let sources = read_source(&source)?;
+            let file = load::<Config>(&sources)?;
+            let data = DataDir::of(&file.value.node, file.file.as_deref());
+            let (loaded, remarks) = follow::effective(&sources, file, &data)?;
+            for remark in remarks {
+                eprintln!("{remark}");
+            }
             let rows = show_up(loaded);
             if json {
                 let rows: Vec<_> = rows
@@ -156,6 +162,10 @@ fn show_up(mut loaded: Loaded<Config>) -> Vec<(String, String, String)> {
 
 /// The configuration named, or that of `./ron-data`, or the defaults.
 fn load_source(source: &Source) -> anyhow::Result<Loaded<Config>> {
+    Ok(load::<Config>(&read_source(source)?)?)
+}
+
+fn read_source(source: &Source) -> anyhow::Result<Sources> {
     let mut all = sources(&source.set)?;
     let beside = PathBuf::from("ron-data/ron.toml");
     match &source.config {
@@ -163,7 +173,7 @@ fn load_source(source: &Source) -> anyhow::Result<Loaded<Config>> {
         None if beside.exists() => all.read_file(&beside)?,
         None => {}
     }
-    Ok(load::<Config>(&all)?)
+    Ok(all)
 }
 
 fn key(command: KeyCommand) -> anyhow::Result<ExitCode> {

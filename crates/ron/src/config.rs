@@ -1,7 +1,8 @@
 //! The whole file: `[node] [log] [admin] [gateway] [edge] [overlay] [registry]`.
 
 use ron_kernel::config::{Problems, Sources, Validate};
-use ron_kernel::node::{AdminSettings, DataDir, NodeSettings};
+use ron_kernel::http::client::Address;
+use ron_kernel::node::{AdminSettings, DataDir, FollowSettings, NodeSettings};
 use ron_kernel::observe::LogSettings;
 use ron_kernel::settings;
 use std::path::Path;
@@ -74,6 +75,10 @@ impl Validate for Config {
                 problems.add(*key, format!("is the address of {other} too: each needs its own"));
             }
         }
+        if let Some(follow) = &self.node.follow {
+            validate_follow(follow, problems);
+        }
+        crate::follow::validate(self, problems);
         if self.node.key_file == self.admin.token_file {
             problems.add("admin.token_file", "is the node's key file too: each needs its own");
         }
@@ -87,6 +92,29 @@ impl Validate for Config {
                 problems.add(key, "must name a file");
             }
         }
+    }
+}
+
+fn validate_follow(follow: &FollowSettings, problems: &mut Problems) {
+    let url = &follow.url;
+    let (base, path) = url.split_once("://").map_or((url.as_str(), ""), |(scheme, rest)| {
+        let authority = rest.split_once('/').map_or(rest.len(), |(authority, _)| authority.len());
+        url.split_at(scheme.len() + 3 + authority)
+    });
+    let plain =
+        path.is_empty() || path.parse::<http::uri::PathAndQuery>().is_ok_and(|path| path.query().is_none());
+    let known = ["http://", "https://"].iter().any(|scheme| base.starts_with(scheme));
+    if !(url.is_empty() || known && plain && base.parse::<Address>().is_ok()) {
+        problems.add(
+            "node.follow.url",
+            format!("{url:?} is no registry: write https://host:port or http://host:port, or leave it empty for the one in this process"),
+        );
+    }
+    if follow.trust_roots.is_empty() {
+        problems.add("node.follow.trust_roots", "must name a file");
+    }
+    if !follow.trust_roots_b3.is_empty() && ron_log::B3::parse(&follow.trust_roots_b3).is_none() {
+        problems.add("node.follow.trust_roots_b3", "is no hash: b3: and 64 digits in lower case");
     }
 }
 
@@ -139,5 +167,5 @@ pub fn sources(set: &[String]) -> Result<Sources, Problems> {
     if !problems.is_empty() {
         return Err(problems);
     }
-    Ok(Sources { file: None, env, flags, renamed: RENAMED })
+    Ok(Sources { file: None, env, flags, renamed: RENAMED, added: Vec::new() })
 }

@@ -1,6 +1,7 @@
 //! The generated documents: `docs/config.md`, `docs/concurrency.md`, and the table of refusals in `docs/operating.md`.
 
 use crate::config::Config;
+use crate::follow;
 use ron_kernel::inventory::{ChannelSpec, LockSpec, TaskSort, TaskSpec};
 use ron_kernel::reason::Reason;
 use ron_kernel::{config, http, kernel, observe, process};
@@ -171,13 +172,16 @@ fn declared() -> Vec<Declared> {
         sort: spec.sort,
         does: spec.does,
     };
-    let kernel_tasks =
-        process::TASKS.iter().chain([&observe::TRACE_EXPORTER]).map(copy).chain(http::server_tasks("kernel"));
+    let kernel_tasks = process::TASKS
+        .iter()
+        .chain([&observe::TRACE_EXPORTER, &follow::TASK])
+        .map(copy)
+        .chain(http::server_tasks("kernel"));
     vec![
         Declared {
             name: "kernel",
             channels: kernel::CHANNELS.iter().copied().chain([&observe::SPANS]).collect(),
-            locks: Vec::new(),
+            locks: vec![&follow::FOLLOW_IDLE],
             tasks: kernel_tasks.collect(),
             shutdown: "The kernel drains the services first and itself last, so that `/readyz` can be read to the end.",
         },

@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::demo::{self, Demo};
+use crate::follow::{self, Layers};
 use crate::front::Front;
 use crate::init::new_token;
 use anyhow::Context as _;
@@ -116,11 +117,13 @@ impl Node {
     ///
     /// With `takeover`, the place of the process that runs on the same data folder is taken.
     pub fn start(sources: Sources, which: &Which, takeover: bool, logs: Logs) -> anyhow::Result<Node> {
-        let loaded = load::<Config>(&sources)?;
-        let (data, config) = (data_dir(&loaded), loaded.value.clone());
+        let file = load::<Config>(&sources)?;
+        let data = data_dir(&file);
         let kernel = Kernel::new();
-        kernel.set_exit_on_fatal(config.node.on_fatal == OnFatal::Exit);
         let own = kernel.service("kernel");
+        let begun = follow::begin(&own, &sources, file, &data)?;
+        let (loaded, config) = (begun.loaded.clone(), begun.loaded.value.clone());
+        kernel.set_exit_on_fatal(config.node.on_fatal == OnFatal::Exit);
         own.declare(&KERNEL_SHUTDOWN, &KERNEL_EVENTS);
         // First, so that whatever is begun below is ended in order.
         let signals = Signals::catch(&own).context("cannot catch signals")?;
@@ -143,7 +146,8 @@ impl Node {
             start_demo(&kernel, &data)?;
         }
         let front = services.front;
-        let (reloader, store) = reloader(&own, sources, loaded, services.clone(), observed);
+        let layers = begun.layers.clone();
+        let (reloader, store) = reloader(&own, sources, loaded, layers, services.clone(), observed);
         let bound = own.bind_tcp("admin", config.admin.listen).context("admin")?;
         let mut addresses = json!({"pid": std::process::id(), "admin": bound.address()});
         let current = store.clone();
@@ -151,6 +155,13 @@ impl Node {
         let handler = Admin::new(&own, reloader.clone(), token.clone(), VERSION, danger_ok);
         Server::new(&own, handler, admin::limits()).listen(bound, None);
         process::start(&own, &signals, &reloader);
+        let parts = follow::Parts {
+            registry: services.registry.as_deref(),
+            overlay: services.overlay.as_ref().map(|overlay| overlay.handle().clone()),
+            reloader: reloader.clone(),
+            store: store.clone(),
+        };
+        follow::start(&own, begun, &data, parts)?;
         own.ready();
         services.ready(&mut addresses);
         announce(&config, &data, &addresses, &token)?;
@@ -493,12 +504,14 @@ fn reloader(
     own: &Service,
     sources: Sources,
     loaded: Loaded<Config>,
+    layers: Arc<Layers>,
     services: Services,
     observed: Observed,
 ) -> (Arc<Reloader>, Arc<Store<Config>>) {
     let file: Option<PathBuf> = sources.file.as_ref().map(|(path, _)| path.clone());
+    let governed = layers.clone();
     let again = move || {
-        let mut sources = sources.clone();
+        let mut sources = Sources { added: governed.chosen().added(), ..sources.clone() };
         if let Some(path) = &file {
             sources.read_file(path)?;
         }
@@ -532,7 +545,7 @@ fn reloader(
     };
     let reload = move || {
         let refused = |_: &Problems| registry.iter().for_each(|registry| registry.keep_configuration());
-        reloading.reload().inspect_err(refused)
+        layers.reload(|| reloading.reload()).inspect_err(refused)
     };
     (Reloader::new(own, reload, files), store)
 }

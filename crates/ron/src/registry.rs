@@ -61,6 +61,7 @@ pub(crate) fn run(command: RegistryCommand) -> anyhow::Result<ExitCode> {
         C::Proof { version, out, trust_roots, target } => {
             proof::proof(&Registry::find(&target)?, version, &out, trust_roots.as_deref())
         }
+        C::Evidence { kept, out, target } if kept.is_empty() => proof::found(&target, out.as_deref()),
         C::Evidence { kept, out, target } => {
             proof::evidence(&Registry::find(&target)?, &kept, out.as_deref())
         }

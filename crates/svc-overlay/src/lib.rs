@@ -5,7 +5,7 @@
 //! `gossip` drives the engine of `oap`, which decides everything and waits for nobody; `calls` is what it is asked.
 //! `pressure` judges readiness, `api` is HTTP on the admin plane, `services` the same over a session.
 //!
-//! There is no discovery here: peers come from the configuration.
+//! There is no discovery here: peers come from the configuration, which a registry may have a part in.
 
 mod api;
 mod calls;
@@ -28,5 +28,5 @@ mod writer;
 
 pub use handle::{Handle, Next, PublishError, SubscribeError, Subscription};
 pub use oap::gossip::{Delivery, Published, Topic};
-pub use overlay::{BuildError, CHANNELS, LOCKS, Overlay, TASKS};
+pub use overlay::{BuildError, CHANNELS, CHECKPOINT_TOPIC, HEAD_TOPIC, LOCKS, Overlay, TASKS};
 pub use ron_transport::PeerAddress;

@@ -29,8 +29,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const NAME: &str = "overlay";
-/// Where the registry's new versions are told.
-const HEAD_TOPIC: &str = "ron.registry.head";
+/// Where the registry's new versions are told, as `{"version","b3"}`.
+pub const HEAD_TOPIC: &str = "ron.registry.head";
+/// Where signed checkpoints are told, each as its note.
+pub const CHECKPOINT_TOPIC: &str = "ron.registry.checkpoint";
 
 static CONFIG: ChannelSpec = ChannelSpec {
     service: NAME,
@@ -61,7 +63,7 @@ pub const TASKS: [TaskSpec; 9] = [
     task("conn_supervisor", TaskSort::Permanent, "begins handshakes, as many at once as may be"),
     task("dialer", TaskSort::Permanent, "dials the listed peers that are not connected"),
     task("gossip", TaskSort::Permanent, "drives the gossip engine; alone decides who is a peer"),
-    task("herald", TaskSort::Permanent, "tells the overlay what the registry committed"),
+    task("herald", TaskSort::Permanent, "tells the overlay what the registry committed and signed"),
     task("config_reloader", TaskSort::Permanent, "takes over a new configuration"),
     task("conn", TaskSort::Scoped, "one connection: handshake, reader, writer, and the account of it"),
     task("reader", TaskSort::Scoped, "reads one connection, and alone knows its session"),
@@ -212,28 +214,32 @@ async fn take_over(shared: Arc<Shared>, reload: Arc<Receiver<Arc<OverlaySettings
     }
 }
 
-/// Publishes what the registry of this process commits.
+/// Publishes what the registry of this process commits and signs, and what was found signed against it.
 async fn tell(handle: Handle) -> TaskResult {
     let shared = handle.shared.clone();
     let mut events = shared.service.subscribe("herald");
-    let topic = Topic::parse(HEAD_TOPIC).expect("a constant that is a topic");
+    let topic = |name: &str| Topic::parse(name).expect("a constant that is a topic");
+    let (heads, checkpoints) = (topic(HEAD_TOPIC), topic(CHECKPOINT_TOPIC));
     loop {
         let next = tokio::select! {
             biased;
             () = shared.service.shutdown().draining() => return Ok(()),
             next = events.next() => next,
         };
-        match next {
+        let (topic, news, told) = match next {
             Some(Next::Event(KernelEvent::RegistryUpdated { version, b3 })) => {
-                let news = json!({"version": version, "b3": b3}).to_string();
-                // Who misses one hears of the next; the registry itself is the source of truth.
-                let now = tokio::time::Instant::now();
-                if let Err(error) = handle.publish(&topic, news.into(), now).await {
-                    tracing::debug!(%error, version, "a commit was not told");
-                }
+                (&heads, json!({"version": version, "b3": b3}).to_string(), version)
             }
-            Some(_) => {}
+            Some(Next::Event(KernelEvent::RegistryCheckpoint { size, note })) => {
+                (&checkpoints, note.to_string(), size)
+            }
+            Some(_) => continue,
             None => return Ok(()),
+        };
+        // Who misses one hears of the next; the registry itself is the source of truth.
+        let now = tokio::time::Instant::now();
+        if let Err(error) = handle.publish(topic, news.into(), now).await {
+            tracing::debug!(%error, told, topic = topic.as_str(), "the registry's news were not told");
         }
     }
 }

@@ -228,6 +228,11 @@ impl Registry {
         &self.addresses
     }
 
+    /// Who may approve from the beginning on.
+    pub fn trust_roots(&self) -> &TrustRoots {
+        &self.shared.roots
+    }
+
     pub fn ready(&self) {
         self.service.ready();
     }

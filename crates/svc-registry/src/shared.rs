@@ -10,6 +10,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use ed25519_dalek::SigningKey;
+use ron_kernel::bus::KernelEvent;
 use ron_kernel::health::Severity;
 use ron_kernel::inventory::LockSpec;
 use ron_kernel::kernel::Service;
@@ -304,6 +305,8 @@ impl Shared {
 
     /// Serves a checkpoint from now on.
     pub(crate) fn publish_checkpoint(&self, signed: Signed) {
+        let (size, note) = (signed.size, signed.note.to_string().into());
+        self.service.kernel().publish(KernelEvent::RegistryCheckpoint { size, note });
         self.checkpoint.store(Some(Arc::new(signed)));
         self.show_head();
         self.checkpointed.notify_waiters();

@@ -25,6 +25,8 @@ pub struct Sources {
     pub flags: Vec<(String, String, String)>,
     /// Former names of keys and what they are called now.
     pub renamed: &'static [(&'static str, &'static str)],
+    /// Entries that are added to lists, whatever the layers above say: the list's path, and the entry.
+    pub added: Vec<(&'static str, Node)>,
 }
 
 impl Sources {
@@ -146,6 +148,9 @@ pub fn attempt<C: Setting + Validate + Default>(sources: &Sources) -> (Loaded<C>
     for (path, value, flag) in &sources.flags {
         insert(&mut root, path, value, &Origin::Flag(flag.clone()), &mut problems);
     }
+    for (list, entry) in &sources.added {
+        append(&mut root, list, entry);
+    }
     origins(&root, "", &mut problems.origins);
     for (old, new) in sources.renamed {
         if problems.origins.contains_key(*old) {
@@ -249,6 +254,23 @@ fn insert(root: &mut Node, path: &str, text: &str, origin: &Origin, problems: &m
         at = entries
             .entry(part.to_owned())
             .or_insert_with(|| Node { value: Value::Table(BTreeMap::new()), origin: origin.clone() });
+    }
+}
+
+/// Adds an entry to a list. Where there is something else than a list, reading it will say so.
+fn append(root: &mut Node, list: &str, entry: &Node) {
+    let mut at = root;
+    for part in list.split('.') {
+        // A table that turns out to be the list itself is made one below.
+        let Value::Table(entries) = &mut at.value else { return };
+        let empty = || Node { value: Value::Table(BTreeMap::new()), origin: entry.origin.clone() };
+        at = entries.entry(part.to_owned()).or_insert_with(empty);
+    }
+    if matches!(&at.value, Value::Table(entries) if entries.is_empty()) {
+        at.value = Value::Array(Vec::new());
+    }
+    if let Value::Array(items) = &mut at.value {
+        items.push(entry.clone());
     }
 }
 

@@ -33,6 +33,13 @@ pub enum Origin {
     },
     Env(String),
     Flag(String),
+    /// A registry that is followed, by its item and the version that last changed it.
+    Registry {
+        version: u64,
+        item: String,
+        /// Who approved that version; none if it is older than what is known here.
+        approved: Option<Vec<String>>,
+    },
 }
 
 impl Origin {
@@ -43,7 +50,37 @@ impl Origin {
             Origin::File { line } => format!("{file}:{line}"),
             Origin::Env(name) => format!("environment {name}"),
             Origin::Flag(name) => format!("flag {name}"),
+            Origin::Registry { version, item, approved: Some(by) } => {
+                format!("registry version {version} approved by [{}] ({item})", by.join(", "))
+            }
+            Origin::Registry { version, item, approved: None } => {
+                format!("registry version {version}, before the approvals known here ({item})")
+            }
         }
+    }
+}
+
+impl Node {
+    /// A JSON value, all of it from one place.
+    pub fn from_json(json: &serde_json::Value, origin: &Origin) -> Node {
+        let value = match json {
+            serde_json::Value::Null => Value::Useless("null"),
+            serde_json::Value::Bool(value) => Value::Bool(*value),
+            serde_json::Value::String(text) => Value::String(text.clone()),
+            serde_json::Value::Number(number) => match (number.as_i64(), number.as_f64()) {
+                (Some(whole), _) => Value::Integer(whole),
+                (None, Some(float)) => Value::Float(float),
+                (None, None) => Value::Useless("a number that is too large"),
+            },
+            serde_json::Value::Array(items) => {
+                Value::Array(items.iter().map(|item| Node::from_json(item, origin)).collect())
+            }
+            serde_json::Value::Object(members) => {
+                let member = |(key, value): (&String, _)| (key.clone(), Node::from_json(value, origin));
+                Value::Table(members.iter().map(member).collect())
+            }
+        };
+        Node { value, origin: origin.clone() }
     }
 }
 
@@ -100,7 +137,7 @@ impl Problems {
     }
 
     /// Where the key, or the nearest table around it, was set.
-    fn origin(&self, path: &str) -> Origin {
+    pub fn origin(&self, path: &str) -> Origin {
         let mut at = path;
         loop {
             if let Some(origin) = self.origins.get(at) {

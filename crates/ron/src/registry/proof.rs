@@ -1,9 +1,13 @@
 //! What outlives the node: the proof of one change, and the evidence against a log with two histories.
 
-use super::node::Registry;
-use super::verify::{Original, log_key, read_roots, tile_of};
+use super::node::{Registry, Target};
+use super::verify::{log_key, read_roots, tile_of};
+use crate::Usage;
+use crate::client::Admin;
 use crate::commands::print;
 use anyhow::Context as _;
+use ron::follow::{Found, STATUS};
+use ron_log::entry::Served;
 use ron_log::json::Json;
 use ron_log::proof::{Inclusion, ProofFile};
 use ron_log::tile::Tile;
@@ -62,7 +66,7 @@ fn checkpoint(registry: &Registry) -> anyhow::Result<(Note, Checkpoint, NoteKey)
 fn change(registry: &Registry, version: u64, size: u64) -> anyhow::Result<Inclusion> {
     let bytes = registry.bytes("GET", &format!("/registry/{version}"), b"")?;
     let json = Json::parse(&bytes).context("an entry is no JSON")?;
-    let found = Original::of(&json)?;
+    let found = Served::of(&json)?;
     let entry = Entry::parse(found.record).with_context(|| format!("version {version}"))?;
     let proposal = Proposal::parse_canonical(found.payload).with_context(|| format!("version {version}"))?;
     let path = inclusion(version, size, |tile| sure_tile(registry, tile))?;
@@ -71,6 +75,41 @@ fn change(registry: &Registry, version: u64, size: u64) -> anyhow::Result<Inclus
 
 fn sure_tile(registry: &Registry, tile: Tile) -> Result<Vec<u8>, anyhow::Error> {
     tile_of(registry, tile)?.with_context(|| format!("the node has no tile {tile:?}"))
+}
+
+/// What a node found against the registry that it follows.
+pub(crate) fn found(target: &Target, out: Option<&Path>) -> anyhow::Result<ExitCode> {
+    if target.url.is_some() {
+        let advice =
+            "a node that follows keeps evidence: name it with --config FILE; or give checkpoints to compare";
+        return Err(
+            Usage(format!("--url is of a registry, which has no evidence against itself; {advice}")).into()
+        );
+    }
+    let node = Admin::find(&crate::client::Target::of_file(target.config.clone(), target.json))?;
+    let answer = node.ask("GET", STATUS, "")?;
+    anyhow::ensure!(
+        answer.body["follows"] == true,
+        "the node follows no registry: node.follow is not set in its file"
+    );
+    let evidence = &answer.body["evidence"];
+    let Some(found) = Found::parse(evidence) else {
+        return print(if target.json { "null" } else { "none: the registry has shown one history" });
+    };
+    let notes: Vec<String> = found.evidence.notes().map(ToString::to_string).collect();
+    if let Some(out) = out {
+        let written = std::fs::write(out, notes.join("\n"));
+        written.with_context(|| format!("{} cannot be written", out.display()))?;
+    }
+    if target.json {
+        print(&evidence.to_string())?;
+        return Ok(ExitCode::FAILURE);
+    }
+    print(&format!("{}; the log's key is {}", found.evidence, found.log_key))?;
+    if out.is_none() {
+        print(notes.join("\n").trim_end())?;
+    }
+    Ok(ExitCode::FAILURE)
 }
 
 /// Holds the node's history against checkpoints that were kept from before. Two that cannot both be of one log, each

@@ -9,6 +9,7 @@ use crate::progress::Progress;
 use crate::table::visible;
 use anyhow::Context as _;
 use ron_kernel::key::PrivateKey;
+use ron_log::entry::Served;
 use ron_log::export::ExportVerifier;
 use ron_log::json::Json;
 use ron_log::key::PublicKey;
@@ -400,7 +401,7 @@ fn node(
     let verifier = Verifier::new(roots, Some(log), Signatures::Check);
     let mut verifier = verifier.witnessed_by(witnesses.keys.clone(), witnesses.quorum);
     verifier.checkpoint(&note);
-    let mut ahead: VecDeque<Original> = VecDeque::new();
+    let mut ahead: VecDeque<Served> = VecDeque::new();
     let read = |version: u64| -> anyhow::Result<Option<(Vec<u8>, Vec<u8>)>> {
         if ahead.is_empty() {
             ahead = page(registry, version, head)?;
@@ -437,36 +438,13 @@ pub(crate) fn tile_of(registry: &Registry, tile: Tile) -> anyhow::Result<Option<
 }
 
 /// Records and payloads as they were hashed, made again from what the node shows.
-fn page(registry: &Registry, from: u64, head: u64) -> anyhow::Result<VecDeque<Original>> {
+fn page(registry: &Registry, from: u64, head: u64) -> anyhow::Result<VecDeque<Served>> {
     let limit = (head - from + 1).min(256);
     let bytes = registry.bytes("GET", &format!("/registry/log?from={from}&limit={limit}"), b"")?;
     // Read by the registry's own reader: another may round a number, and the hash would differ.
     let json = Json::parse(&bytes).context("the log is no JSON")?;
     let entries = json.member("entries").and_then(Json::list).context("the log has no entries")?;
-    entries.iter().map(Original::of).collect()
-}
-
-/// An entry in canonical form.
-pub(crate) struct Original {
-    pub(crate) version: u64,
-    pub(crate) record: Vec<u8>,
-    pub(crate) payload: Vec<u8>,
-}
-
-impl Original {
-    /// From what a node shows: the record's members, the payload and the hash.
-    pub(crate) fn of(entry: &Json<'_>) -> anyhow::Result<Original> {
-        let (mut record, mut payload) = (Vec::new(), Vec::new());
-        for (name, value) in entry.members().context("an entry is no object")? {
-            match name.as_ref() {
-                "payload" => payload = value.canonical().into_bytes(),
-                "hash" => {}
-                _ => record.push((name.clone(), value.clone())),
-            }
-        }
-        let version = entry.member("version").and_then(Json::whole).context("an entry has no version")?;
-        Ok(Original { version, record: Json::Object(record).canonical().into_bytes(), payload })
-    }
+    Ok(entries.iter().map(Served::of).collect::<Result<_, _>>()?)
 }
 
 /// Of a pruned log, the export says all that is left.

@@ -43,8 +43,10 @@ fn the_concurrency_page_is_current() {
 /// Fields of the access log that the operating page explains; the access log's own test reads them.
 const FIELDS: [&str; 3] = ["queue_ms", "upstream_ms", "total_ms"];
 
-/// Causes that the operating page explains; the registry's own tests see them in readiness.
-const CAUSES: [&str; 6] = [
+/// Causes that the operating page explains; the registry's and its followers' own tests see them in readiness.
+const CAUSES: [&str; 8] = [
+    "registry_follow",
+    "registry_fork",
     "registry.storage_full",
     "registry.storage_slow",
     "registry.storage_stopped",

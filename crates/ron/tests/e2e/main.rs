@@ -16,6 +16,7 @@ mod edge_site;
 mod edge_store;
 mod examples;
 mod fairness;
+mod follow;
 mod front;
 mod http2;
 mod lifecycle;

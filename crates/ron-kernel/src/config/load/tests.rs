@@ -111,7 +111,7 @@ fn flags_win_over_environment_over_file_over_defaults_and_say_so() {
             ("PATH".into(), "/bin".into()),
         ],
         flags: vec![("count".into(), "3".into(), "--count".into())],
-        renamed: &[],
+        ..Sources::default()
     })
     .unwrap();
     assert_eq!(
@@ -155,6 +155,36 @@ fn a_table_from_a_flag_is_merged_and_its_origins_are_told_apart() {
     assert_eq!(place("inner.max_body"), "environment RON_INNER");
     assert_eq!(place("inner.balance"), "flag --set inner");
     assert_eq!(place("inner.hosts"), "f.toml:3");
+}
+
+#[test]
+fn entries_of_a_registry_are_added_to_lists_and_say_who_approved_them() {
+    let origin = |version, approved| Origin::Registry { version, item: "route a".to_owned(), approved };
+    let by = || Some(vec!["ann".to_owned(), "bob".to_owned()]);
+    let entry = |json: serde_json::Value, origin| Node::from_json(&json, &origin);
+    let route = |path: &str| serde_json::json!({"path": path, "timeout": "7s"});
+    let mut sources = file("[[routes]]\npath = \"/file\"\n");
+    sources.added = vec![
+        ("routes", entry(route("/a"), origin(7, by()))),
+        ("routes", entry(route("/b"), origin(3, None))),
+        ("inner.hosts", entry("h".into(), origin(7, by()))),
+    ];
+    let loaded: Loaded<Root> = load(&sources).unwrap();
+    let paths: Vec<&str> = loaded.value.routes.iter().map(|route| route.path.as_str()).collect();
+    assert_eq!((paths, loaded.value.inner.hosts.len()), (vec!["/file", "/a", "/b"], 1));
+    let shown = show(&loaded);
+    let place = |path: &str| shown.iter().find(|row| row.0 == path).unwrap().2.clone();
+    assert_eq!(place("routes[0].path"), "f.toml:2");
+    assert_eq!(place("routes[1].timeout"), "registry version 7 approved by [ann, bob] (route a)");
+    assert_eq!(place("routes[2].path"), "registry version 3, before the approvals known here (route a)");
+    assert_eq!(place("inner.hosts"), "registry version 7 approved by [ann, bob] (route a)");
+    sources.added = vec![("routes", entry(serde_json::json!({"pth": 1.5, "x": null}), origin(8, by())))];
+    let lines = load::<Root>(&sources).unwrap_err().lines();
+    assert!(
+        lines.iter().all(|line| line.starts_with("registry version 8 approved by [ann, bob]")),
+        "{lines:?}"
+    );
+    assert!(lines.iter().any(|line| line.ends_with("routes[1].path: is required")), "{lines:?}");
 }
 
 #[test]
