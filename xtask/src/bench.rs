@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: ron beside its peers (nginx, HAProxy, Varnish, etcd), in one run on one machine.
+//! `cargo xtask bench`: ron beside its peers (nginx, HAProxy, Varnish, etcd, NATS), in one run on one machine.
 //!
 //! The server under test has a core of its own; origin and client share the other. Runs of the servers alternate,
 //! and a figure is the median over the rounds, so that what else the machine does falls on all alike.
@@ -7,6 +7,7 @@ mod compare;
 mod edge;
 mod idle;
 mod load;
+mod overlay;
 mod overload;
 mod own;
 mod peers;
@@ -35,12 +36,13 @@ pub(crate) struct Bench {
 /// A scenario prints its table and returns its figures; `None` if it could not be run.
 type Scenario = fn(&Bench) -> Option<Value>;
 
-const SCENARIOS: [(&str, Scenario); 9] = [
+const SCENARIOS: [(&str, Scenario); 10] = [
     ("h1", compare::h1),
     ("h2", compare::h2),
     ("tls", compare::tls),
     ("reject", own::reject),
     ("tenants", own::tenants),
+    ("tokens", own::tokens),
     ("idle", idle::run),
     ("latency", compare::latency),
     ("stream", compare::stream),
@@ -62,6 +64,14 @@ const OF_EDGE: [(&str, Scenario); 5] = [
     ("memory", edge::memory),
 ];
 
+const OF_OVERLAY: [(&str, Scenario); 5] = [
+    ("codec", overlay::codec),
+    ("session", overlay::session),
+    ("star", overlay::star),
+    ("gossip", overlay::gossip),
+    ("frozen", overlay::frozen),
+];
+
 pub(crate) fn gateway(args: &[&str]) -> bool {
     run("gateway", &SCENARIOS, &tools::FOR_BENCHES, args)
 }
@@ -72,6 +82,10 @@ pub(crate) fn registry(args: &[&str]) -> bool {
 
 pub(crate) fn edge(args: &[&str]) -> bool {
     run("edge", &OF_EDGE, &tools::FOR_EDGE_BENCHES, args)
+}
+
+pub(crate) fn overlay(args: &[&str]) -> bool {
+    run("overlay", &OF_OVERLAY, &tools::FOR_OVERLAY_BENCHES, args)
 }
 
 fn run(service: &str, scenarios: &[(&str, Scenario)], needs: &[tools::Program], args: &[&str]) -> bool {
@@ -85,7 +99,8 @@ fn run(service: &str, scenarios: &[(&str, Scenario)], needs: &[tools::Program], 
     // A binary that exists already. No name of ours begins with `RON_`: those are keys of its configuration.
     let given = std::env::var_os("BENCH_RON").map(PathBuf::from);
     let built = given.is_some() || cargo(&["build", "--release", "-p", "ron"]);
-    if !tools::ensure(needs) || !built || !settle() {
+    // Nodes of the overlay share both cores with the load; elsewhere the server has one to itself.
+    if !tools::ensure(needs) || !built || !settle(service != "overlay") {
         return false;
     }
     let Ok(dir) = tempfile::tempdir() else { return false };
@@ -124,8 +139,8 @@ fn run(service: &str, scenarios: &[(&str, Scenario)], needs: &[tools::Program], 
 
 /// Children inherit all three: a client's core, precedence over what else the machine does, if that is allowed,
 /// and room for ten thousand connections on either side.
-fn settle() -> bool {
-    if !process::pin(std::process::id(), process::CLIENT_CORE) {
+fn settle(pinned: bool) -> bool {
+    if pinned && !process::pin(std::process::id(), process::CLIENT_CORE) {
         println!("this needs two cores");
         return false;
     }
@@ -173,6 +188,8 @@ fn machine(bench: &Bench, programs: &[tools::Program]) -> Value {
     for version in &versions {
         println!("{version}");
     }
-    println!("server on core {}, everything else on core {}", process::PROXY_CORE, process::CLIENT_CORE);
+    if !programs.iter().any(|(program, ..)| *program == "nats-server") {
+        println!("server on core {}, everything else on core {}", process::PROXY_CORE, process::CLIENT_CORE);
+    }
     json!({"cores": cores, "cpu": model, "versions": versions, "load_average": load})
 }

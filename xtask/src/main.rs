@@ -21,12 +21,14 @@ cargo xtask assets                     fetch what the preview page of packs draw
 cargo xtask fuzz [TARGET] [SECONDS]    coverage-guided fuzzing, 60 s a target by default
 cargo xtask bench gateway [--quick] [SCENARIO...]
                                        beside nginx and HAProxy; figures in target/bench; none named: all of
-                                       h1 h2 tls reject tenants idle latency stream overload
+                                       h1 h2 tls reject tenants tokens idle latency stream overload
 cargo xtask bench edge [--quick] [SCENARIO...]
                                        beside nginx, Varnish and, if installed, Martin; none named: all of
                                        objects ranges tiles herd memory
 cargo xtask bench registry [--quick] [SCENARIO...]
                                        beside etcd; none named: all of commits reads streams verify
+cargo xtask bench overlay [--quick] [SCENARIO...]
+                                       beside NATS; none named: all of codec session star gossip frozen
 cargo xtask soak gateway [MINUTES]     overload, faults, kills and reloads, 30 minutes by default
 cargo xtask soak overlay [MINUTES]     simulated networks from fresh seeds, until one fails
 cargo xtask sim SEED [--nodes N] [--seconds S] [--calm]
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         ["bench", "gateway", ref scenarios @ ..] => bench::gateway(scenarios),
         ["bench", "edge", ref scenarios @ ..] => bench::edge(scenarios),
         ["bench", "registry", ref scenarios @ ..] => bench::registry(scenarios),
+        ["bench", "overlay", ref scenarios @ ..] => bench::overlay(scenarios),
         ["soak", "gateway"] => soak::gateway(30),
         ["soak", "gateway", minutes] => minutes.parse().is_ok_and(soak::gateway),
         ["conformance"] => conformance::run(false),

@@ -7,7 +7,7 @@ use std::process::Command;
 /// A program, the Debian package it is in, and what cannot be done without it.
 pub(crate) type Program = (&'static str, &'static str, &'static str);
 
-pub(crate) const FOR_TESTS: [Program; 6] = [
+pub(crate) const FOR_TESTS: [Program; 7] = [
     ("chromium", "chromium", "the preview page of packs in a browser"),
     ("npm", "npm", "the library that the preview page draws its map with"),
     ("curl", "curl", "TLS, HTTP/2 and Unix sockets with a client of others"),
@@ -18,6 +18,7 @@ pub(crate) const FOR_TESTS: [Program; 6] = [
         "python3",
         "bodies compressed by encoders of others, and a second verifier of the registry's formats",
     ),
+    ("strace", "strace", "that a node under amnesia writes no file"),
 ];
 
 pub(crate) const FOR_BENCHES: [Program; 5] = [
@@ -39,6 +40,9 @@ pub(crate) const FOR_EDGE_BENCHES: [Program; 3] = [
     ("varnishd", "varnish", "a cache to compare with"),
     ("wrk", "wrk", "load over HTTP/1.1"),
 ];
+
+pub(crate) const FOR_OVERLAY_BENCHES: [Program; 1] =
+    [("nats-server", "nats-server", "a broker to compare with")];
 
 pub(crate) const FOR_CONFORMANCE: [Program; 2] =
     [("node", "nodejs", "the tests of HTTP caches"), ("npm", "npm", "fetching them")];

@@ -22,6 +22,8 @@ use tokio::time::Instant;
 
 /// How long, after the drain deadline, tasks may take to write their refusals before they are cut.
 const ABORT_GRACE: Duration = Duration::from_millis(250);
+/// Which part of a drain belongs to the services ahead alone. A stream that others would end must not take all of it.
+const AHEAD_PART: u32 = 3;
 
 /// What all services of a process share. Cloning is cheap.
 #[derive(Clone, Debug)]
@@ -244,10 +246,27 @@ impl Kernel {
 
     /// Drains every service but those named `last`, then those; names and aborts what outlives the deadline.
     pub async fn drain(&self, deadline: Duration, last: &[&str]) -> Drained {
+        self.drain_ahead(deadline, &[], last).await
+    }
+
+    /// The same, where what is under way in those named `ahead` needs the others: they get a part of the time alone.
+    pub async fn drain_ahead(&self, deadline: Duration, ahead: &[&str], last: &[&str]) -> Drained {
         self.publish(KernelEvent::Shutdown);
+        let until = Instant::now() + deadline;
         let (tail, first): (Vec<_>, Vec<_>) =
             self.services().into_iter().partition(|service| last.contains(&service.name));
-        let mut stragglers = drain_all(&first, deadline).await;
+        for service in &first {
+            self.health().set_state(service.name, State::Draining);
+        }
+        let alone = Instant::now() + deadline / AHEAD_PART;
+        let ahead: Vec<_> = first.iter().filter(|service| ahead.contains(&service.name)).collect();
+        for service in &ahead {
+            service.phase.send_replace(Phase::Draining);
+        }
+        for service in &ahead {
+            let _ = tokio::time::timeout_at(alone, service.tasks.finished()).await;
+        }
+        let mut stragglers = drain_all(&first, until.saturating_duration_since(Instant::now())).await;
         stragglers.extend(drain_all(&tail, ABORT_GRACE).await);
         Drained { stragglers }
     }

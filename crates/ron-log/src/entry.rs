@@ -72,6 +72,31 @@ impl Entry {
     }
 }
 
+/// An entry as a registry shows it: the bytes that were hashed, made again from its members, payload and hash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Served {
+    pub version: u64,
+    pub record: Vec<u8>,
+    pub payload: Vec<u8>,
+}
+
+impl Served {
+    pub fn of(entry: &Json<'_>) -> Result<Self, Misfit> {
+        let (mut record, mut payload) = (Vec::new(), Vec::new());
+        let members = entry.members().ok_or(Misfit { member: "entry", wants: "must be an object" })?;
+        for (name, value) in members {
+            match name.as_ref() {
+                "payload" => payload = value.canonical().into_bytes(),
+                "hash" => {}
+                _ => record.push((name.clone(), value.clone())),
+            }
+        }
+        let version = entry.member("version").and_then(Json::whole);
+        let version = version.ok_or(Misfit { member: "version", wants: "is missing" })?;
+        Ok(Self { version, record: Json::Object(record).canonical().into_bytes(), payload })
+    }
+}
+
 /// The chain's hash of a record's canonical bytes.
 pub fn entry_hash(bytes: &[u8]) -> B3 {
     B3::tagged(ENTRY_DOMAIN, bytes)

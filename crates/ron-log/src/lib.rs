@@ -5,7 +5,7 @@
 //! [`approval`], [`signers`] and [`quorum`] say what is asked for and by whom; [`entry`], [`roots`] and
 //! [`state`] are the chain; [`tree`] and [`tile`] are the Merkle tree; [`note`], [`checkpoint`] and [`snapshot`]
 //! are what the log signs; [`proof`] is one file that shows all of it for one change; [`verify`] checks a whole
-//! log, and [`export`] is a log in one file. [`witness`] is who watches that a log has one history.
+//! log, and [`export`] is a log in one file. [`witness`] and [`follow`] watch that a log has one history.
 //!
 //! Nothing here reads a clock, a file or a socket, or makes random numbers: times and bytes are passed in, so
 //! an offline verifier needs this crate and nothing else of ours.
@@ -14,6 +14,7 @@ pub mod approval;
 pub mod checkpoint;
 pub mod entry;
 pub mod export;
+pub mod follow;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod hash;
@@ -37,6 +38,7 @@ pub mod witness;
 pub use approval::{Approval, ApprovalError, CheckedApproval};
 pub use checkpoint::Checkpoint;
 pub use entry::{Entry, EntryRecord};
+pub use follow::{Evidence, Follower};
 pub use hash::B3;
 pub use item::Key;
 pub use note::{Note, NoteKey};

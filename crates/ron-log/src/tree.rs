@@ -46,6 +46,15 @@ impl Tree {
         Ok(Self { size, peaks })
     }
 
+    /// The tree with these peaks, if there is one for each bit of the size.
+    pub(crate) fn from_peaks(size: u64, peaks: Vec<Hash>) -> Option<Self> {
+        (peaks.len() == size.count_ones() as usize).then_some(Self { size, peaks })
+    }
+
+    pub(crate) fn peaks(&self) -> &[Hash] {
+        &self.peaks
+    }
+
     pub fn size(&self) -> u64 {
         self.size
     }

@@ -116,6 +116,11 @@ impl Verifier {
         &self.tree
     }
 
+    /// What it came to, for whoever goes on from there.
+    pub(crate) fn into_parts(self) -> Option<(State, Tree)> {
+        Some((self.state?, self.tree))
+    }
+
     /// How many entries from the first on the log's key has signed for; those after have their approvals alone.
     pub fn signed(&self) -> u64 {
         self.signed

@@ -3,10 +3,11 @@
 use crate::Usage;
 use crate::cli::{Cli, Command, ConfigCommand, KeyCommand, Limits, Source, TokenCommand};
 use crate::secret::Secret;
-use crate::{edge, gateway, overlay, registry};
+use crate::{edge, gateway, overlay, registry, top};
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 use ron::config::{Config, sources};
+use ron::front::Front;
 use ron::{init, node};
 use ron_kernel::config::{Loaded, Problems, Sources, load, schema, show};
 use ron_kernel::key::{PrivateKey, PublicKey};
@@ -14,6 +15,7 @@ use ron_kernel::node::DataDir;
 use ron_kernel::token::{Grant, TokenError, Verifier, inspect};
 use ron_kernel::units::Span;
 use serde_json::json;
+use std::collections::HashMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -38,6 +40,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Edge(command) => edge::run(command),
         Command::Overlay(command) => overlay::run(command),
         Command::Registry(command) => registry::run(command),
+        Command::Top { interval, once, target } => top::run(&target, interval, once),
         Command::Config(command) => config(command),
         Command::Key(command) => key(command),
         Command::Token(command) => token(command),
@@ -118,7 +121,7 @@ fn config(command: ConfigCommand) -> anyhow::Result<ExitCode> {
         }
         ConfigCommand::Show { source, json } => {
             let loaded = load_source(&source)?;
-            let rows = show(&loaded);
+            let rows = show_up(loaded);
             if json {
                 let rows: Vec<_> = rows
                     .iter()
@@ -132,6 +135,23 @@ fn config(command: ConfigCommand) -> anyhow::Result<ExitCode> {
         }
         ConfigCommand::Schema => print(&serde_json::to_string_pretty(&schema::<Config>())?),
     }
+}
+
+/// Every value and where it came from; also what `ron up` adds to it.
+fn show_up(mut loaded: Loaded<Config>) -> Vec<(String, String, String)> {
+    let told: HashMap<_, _> =
+        show(&loaded).into_iter().map(|(key, value, origin)| (key, (value, origin))).collect();
+    loaded.value = Front::planned(&loaded).applied(&loaded.value);
+    let origin = |key: &String, value: &String| match told.get(key) {
+        Some((known, origin)) if known == value => origin.clone(),
+        _ => "added by `ron up`".to_owned(),
+    };
+    let rows = show(&loaded).into_iter();
+    rows.map(|(key, value, _)| {
+        let origin = origin(&key, &value);
+        (key, value, origin)
+    })
+    .collect()
 }
 
 /// The configuration named, or that of `./ron-data`, or the defaults.

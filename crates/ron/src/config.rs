@@ -60,6 +60,7 @@ impl Validate for Config {
         self.registry.validate(self.node.danger_ok, self.node.amnesia, problems);
         self.edge.validate(self.node.amnesia, problems);
         self.overlay.validate(self.node.danger_ok, problems);
+        crate::front::check(self, problems);
         let mut listeners = vec![
             ("admin.listen", self.admin.listen),
             ("gateway.listen", self.gateway.listen),

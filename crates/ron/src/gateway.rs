@@ -145,7 +145,10 @@ fn explained(body: &Value) -> String {
     }
     if !body["route"].is_null() {
         let (path, index) = (text(&body["route"]["path"]), text(&body["route"]["index"]));
-        out.push(("route", format!("{path} (gateway.routes[{index}])")));
+        // What `ron up` adds stands in no file.
+        let own = body["upstream"].as_str().is_some_and(|name| name.starts_with("node."));
+        let place = if own { "of the node itself".to_owned() } else { format!("gateway.routes[{index}]") };
+        out.push(("route", format!("{path} ({place})")));
     }
     let known = [
         ("upstream", "upstream", ""),

@@ -5,5 +5,6 @@
 pub mod config;
 mod demo;
 pub mod documents;
+pub mod front;
 pub mod init;
 pub mod node;

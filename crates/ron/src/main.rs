@@ -12,12 +12,17 @@ mod progress;
 mod registry;
 mod secret;
 mod table;
+mod top;
 mod witness;
 
 use clap::Parser as _;
 use ron_kernel::config::Problems;
 use ron_kernel::token::TokenError;
 use std::process::ExitCode;
+
+/// The system's allocator grows a thread's heap a page at a time, each with a system call.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Bad usage or configuration.
 const USAGE: u8 = 64;

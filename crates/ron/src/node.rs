@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::demo::{self, Demo};
+use crate::front::Front;
 use crate::init::new_token;
 use anyhow::Context as _;
 use ron_kernel::admin::{self, Admin, Version};
@@ -12,7 +13,7 @@ use ron_kernel::key::{PrivateKey, PublicKey, check_private, write_private};
 use ron_kernel::node::{DataDir, OnFatal};
 use ron_kernel::observe::Logs;
 use ron_kernel::process::{self, EndSignals, Reloader, Signals};
-use ron_kernel::takeover::{self, Handed, Taking};
+use ron_kernel::takeover::{self, Handed, TakeoverError, Taking};
 use ron_kernel::token::Verifier;
 use ron_kernel::units::Span;
 use serde_json::{Map, Value, json};
@@ -26,6 +27,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use svc_edge::Edge;
 use svc_gateway::Gateway;
+use svc_gateway::bridge::Bridge;
 use svc_overlay::Overlay;
 use svc_overlay::config::OverlaySettings;
 use svc_registry::{Identity, Registry};
@@ -33,12 +35,20 @@ use svc_registry::{Identity, Registry};
 /// The services there are.
 pub const SERVICES: [&str; 4] = ["gateway", "edge", "overlay", "registry"];
 
+/// What was chosen when it was built.
+const FEATURES: &[&str] = match (cfg!(feature = "otlp"), cfg!(feature = "quic")) {
+    (true, true) => &["otlp", "quic"],
+    (true, false) => &["otlp"],
+    (false, true) => &["quic"],
+    (false, false) => &[],
+};
+
 const VERSION: Version = Version {
     name: "ron",
     version: env!("CARGO_PKG_VERSION"),
     git: env!("BUILD_COMMIT"),
     profile: if cfg!(debug_assertions) { "debug" } else { "release" },
-    features: if cfg!(feature = "otlp") { &["otlp"] } else { &[] },
+    features: FEATURES,
 };
 
 /// Which services to start.
@@ -70,8 +80,10 @@ pub fn run(sources: Sources, which: &Which, takeover: bool) -> anyhow::Result<Ex
         builder.max_blocking_threads(64).enable_all().build().context("cannot start the runtime")?;
     let code = runtime.block_on(async {
         let node = Node::start(sources, which, takeover, logs)?;
-        if matches!(which, Which::Enabled) {
-            greet(&node.addresses, node.demo, &node.data);
+        // Whoever reads the one line of a node without files wants nothing else.
+        if matches!(which, Which::Enabled) && !loaded.value.node.amnesia {
+            let fronts = node.front.leads(&loaded.value);
+            greet(&node.addresses, node.demo, fronts, &node.data);
         }
         Ok(node.run().await)
     });
@@ -94,6 +106,7 @@ pub struct Node {
     data: DataDir,
     /// Whether the demo upstream runs.
     demo: bool,
+    front: Front,
     /// Held for as long as the node owns its data folder.
     _lock: Option<Arc<File>>,
 }
@@ -121,36 +134,15 @@ impl Node {
             #[cfg(feature = "otlp")]
             tracer: ron_kernel::trace::Tracer::start(&own, &config.log.otlp),
         };
-        let runs = |name: &str, enabled: bool| match which {
-            Which::Enabled => enabled,
-            Which::Named(names) => names.iter().any(|named| named == name),
-        };
-        let running = runs("gateway", config.gateway.enabled);
-        let demo = matches!(which, Which::Enabled) && running && names_demo(&config) && !config.node.amnesia;
+        let services = Services::build(&kernel, &loaded, &data, &key, which, &observed)?;
+        let demo = matches!(which, Which::Enabled)
+            && services.gateway.is_some()
+            && names_demo(&config)
+            && !config.node.amnesia;
         if demo {
             start_demo(&kernel, &data)?;
         }
-        let verifier = Verifier::new(&token_keys(&config, &key));
-        let gateway =
-            if running { Some(start_gateway(&kernel, &config, &data, &verifier, &observed)?) } else { None };
-        let edge = if runs("edge", config.edge.enabled) {
-            let (service, amnesia) = (kernel.service("edge"), config.node.amnesia);
-            Some(Arc::new(Edge::build(&service, &config.edge, &data, amnesia, verifier)?))
-        } else {
-            None
-        };
-        let registry = if runs("registry", config.registry.enabled) {
-            Some(start_registry(&kernel, &config, &data, &key, which)?)
-        } else {
-            None
-        };
-        let overlay = if runs("overlay", config.overlay.enabled) {
-            let settings = overlay_settings(&loaded, which);
-            Some(Arc::new(Overlay::build(&kernel.service("overlay"), &settings, &data, &key)?))
-        } else {
-            None
-        };
-        let services = Services { gateway, edge, overlay, registry, key: key.clone(), which: which.clone() };
+        let front = services.front;
         let (reloader, store) = reloader(&own, sources, loaded, services.clone(), observed);
         let bound = own.bind_tcp("admin", config.admin.listen).context("admin")?;
         let mut addresses = json!({"pid": std::process::id(), "admin": bound.address()});
@@ -172,7 +164,7 @@ impl Node {
             offer_takeover(&own, &data, place.own, lock.clone())?;
         }
         tracing::info!(node = %key.public(), addresses = addresses.to_string(), "ready");
-        Ok(Node { kernel, addresses, token, store, data, demo, _lock: lock })
+        Ok(Node { kernel, addresses, token, store, data, demo, front, _lock: lock })
     }
 
     /// Serves until it is told to end, drains, and says with which code to exit.
@@ -183,8 +175,11 @@ impl Node {
         if let (Ending::HandedOver, Ok(signals)) = (&ending, signals) {
             return self.end_handed_over(signals).await;
         }
-        let node = self.store.current().value.node.clone();
-        let drained = self.kernel.drain(node.drain_deadline.0, &["demo", "kernel"]).await;
+        let config = self.store.current().value.clone();
+        // What the gateway has admitted for the others must still find them.
+        let ahead: &[&str] = if self.front.leads(&config) { &["gateway"] } else { &[] };
+        let node = config.node;
+        let drained = self.kernel.drain_ahead(node.drain_deadline.0, ahead, &["demo", "kernel"]).await;
         for straggler in &drained.stragglers {
             tracing::warn!(straggler, "aborted at the drain deadline");
         }
@@ -245,7 +240,16 @@ struct Place {
 
 impl Place {
     fn take(data: &DataDir) -> anyhow::Result<Place> {
-        let (taking, mut handed) = takeover::ask(&data.join(takeover::SOCKET), &["gateway".to_owned()])?;
+        let asked = takeover::ask(&data.join(takeover::SOCKET), &["gateway".to_owned()]);
+        // A process that runs more than a gateway has no such socket.
+        if let (Err(TakeoverError::Nobody(_)), Some(pid)) = (&asked, holder(data)) {
+            anyhow::bail!(
+                "process {pid} runs in {} and does not hand over: only a gateway alone (`ron run gateway`) does; \
+                 stop it and start without --takeover",
+                data.path().display()
+            );
+        }
+        let (taking, mut handed) = asked?;
         let (lock, own) = (handed.take(takeover::LOCK), handed.take(takeover::OWN));
         Ok(Place { taking: Some(taking), lock, own, handed })
     }
@@ -314,12 +318,37 @@ fn start_gateway(
     config: &Config,
     data: &DataDir,
     verifier: &Verifier,
+    bridge: Option<Bridge>,
     observed: &Observed,
 ) -> anyhow::Result<Arc<Gateway>> {
-    let gateway = Gateway::build(&kernel.service("gateway"), &config.gateway, data, verifier)?;
+    let gateway = Gateway::build(&kernel.service("gateway"), &config.gateway, data, verifier, bridge)?;
     #[cfg(feature = "otlp")]
     gateway.trace(observed.tracer.clone());
     Ok(Arc::new(gateway))
+}
+
+/// Whose topics the gateway leads to, if it does.
+fn bridge(
+    config: &Config,
+    data: &DataDir,
+    key: &PrivateKey,
+    overlay: Option<&Arc<Overlay>>,
+) -> anyhow::Result<Option<Bridge>> {
+    let settings = &config.gateway.bridge;
+    if !settings.enabled {
+        return Ok(None);
+    }
+    let Some(peer) = settings.peer().map_err(anyhow::Error::msg)? else {
+        let overlay = overlay.context(
+            "gateway.bridge.peer: is empty, and no overlay runs in this process: name a node as ed25519:…@host:port",
+        )?;
+        let handle = overlay.handle().clone();
+        return Ok(Some(Bridge::Here(Arc::new(move |topic, request, corr| {
+            handle.clone().bridged(topic, request, corr)
+        }))));
+    };
+    let (tls, timeout) = (&config.overlay.tls, config.overlay.handshake_timeout.0);
+    Ok(Some(Bridge::to(peer, tls, timeout, key, data.path()).context("overlay.tls")?))
 }
 
 /// The services that run.
@@ -331,9 +360,58 @@ struct Services {
     registry: Option<Arc<Registry>>,
     key: PrivateKey,
     which: Which,
+    front: Front,
 }
 
 impl Services {
+    /// Builds those that are to run, the gateway behind all that it may lead to.
+    fn build(
+        kernel: &Kernel,
+        loaded: &Loaded<Config>,
+        data: &DataDir,
+        key: &PrivateKey,
+        which: &Which,
+        observed: &Observed,
+    ) -> anyhow::Result<Services> {
+        let config = &loaded.value;
+        let runs = |name: &str, enabled: bool| match which {
+            Which::Enabled => enabled,
+            Which::Named(names) => names.iter().any(|named| named == name),
+        };
+        let verifier = Verifier::new(&token_keys(config, key));
+        let front = if matches!(which, Which::Enabled) { Front::planned(loaded) } else { Front::default() };
+        let fronted = front.applied(config);
+        let edge = if runs("edge", config.edge.enabled) {
+            let (service, amnesia) = (kernel.service("edge"), config.node.amnesia);
+            Some(Arc::new(Edge::build(&service, &fronted.edge, data, amnesia, verifier.clone())?))
+        } else {
+            None
+        };
+        let registry = if runs("registry", config.registry.enabled) {
+            Some(start_registry(kernel, &fronted, data, key, which)?)
+        } else {
+            None
+        };
+        let overlay = if runs("overlay", config.overlay.enabled) {
+            let settings = overlay_settings(loaded, which);
+            Some(Arc::new(Overlay::build(&kernel.service("overlay"), &settings, data, key)?))
+        } else {
+            None
+        };
+        let front = front.bound(
+            edge.as_ref().map_or(&[], |edge| edge.addresses()),
+            registry.as_ref().map_or(&[], |registry| registry.addresses()),
+        );
+        let gateway = if runs("gateway", config.gateway.enabled) {
+            let config = front.applied(config);
+            let bridge = bridge(&config, data, key, overlay.as_ref())?;
+            Some(start_gateway(kernel, &config, data, &verifier, bridge, observed)?)
+        } else {
+            None
+        };
+        Ok(Services { gateway, edge, overlay, registry, key: key.clone(), which: which.clone(), front })
+    }
+
     /// Says that each is ready, and where it listens.
     fn ready(&self, addresses: &mut Value) {
         let listed = |of: &[(&'static str, String)]| {
@@ -360,7 +438,7 @@ impl Services {
 
     /// Has each service read what the new configuration needs.
     fn prepare(&self, newer: &Loaded<Config>) -> Result<Vec<Prepared>, Problems> {
-        let (config, mut swaps) = (&newer.value, Vec::new());
+        let (config, mut swaps) = (&self.front.applied(&newer.value), Vec::new());
         let verifier = Verifier::new(&token_keys(config, &self.key));
         let failed = |key: &str, error: String| {
             let mut problems = newer.problems();
@@ -464,6 +542,15 @@ fn names_demo(config: &Config) -> bool {
     config.gateway.upstreams.iter().any(|upstream| upstream.servers.contains(&named))
 }
 
+/// The process that has a data folder, if there is one.
+fn holder(data: &DataDir) -> Option<String> {
+    let mut file = File::open(data.join("ron.lock")).ok()?;
+    file.try_lock_shared().err()?;
+    let mut pid = String::new();
+    file.read_to_string(&mut pid).ok()?;
+    Some(pid.trim().to_owned())
+}
+
 /// One process per data folder.
 fn lock(data: &DataDir, handed: Option<OwnedFd>) -> anyhow::Result<File> {
     std::fs::create_dir_all(data.path())
@@ -536,7 +623,7 @@ fn announce(config: &Config, data: &DataDir, addresses: &Value, token: &str) -> 
 }
 
 /// What a newcomer sees.
-fn greet(addresses: &Value, demo: bool, data: &DataDir) {
+fn greet(addresses: &Value, demo: bool, fronts: bool, data: &DataDir) {
     let admin = addresses["admin"].as_str().unwrap_or_default();
     let mut tries = String::new();
     let mut text = format!(
@@ -552,13 +639,15 @@ fn greet(addresses: &Value, demo: bool, data: &DataDir) {
             tries += &format!("  curl http://{gateway}/hello\n");
         }
     }
+    // One port for everything, where the gateway is in front.
+    let front = addresses["gateway"]["http"].as_str().filter(|_| fronts);
     if let Some(edge) = addresses["edge"]["http"].as_str() {
         text += &format!("  edge     http://{edge}\n");
-        tries += &format!("  curl http://{edge}/edge/packs\n");
+        tries += &format!("  curl http://{}/edge/packs\n", front.unwrap_or(edge));
     }
     if let Some(registry) = addresses["registry"]["http"].as_str() {
         text += &format!("  registry http://{registry}\n");
-        tries += &format!("  curl http://{registry}/registry/head\n");
+        tries += &format!("  curl http://{}/registry/head\n", front.unwrap_or(registry));
     }
     if let (Some(oap), Some(node)) =
         (addresses["overlay"]["oap"].as_str(), addresses["overlay"]["node"].as_str())

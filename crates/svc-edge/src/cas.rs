@@ -339,6 +339,12 @@ impl Cas {
         self.catalog.lock().was_forgotten(name, &[], since)
     }
 
+    /// Now, if a name was forgotten exactly once since: by the caller and nobody else.
+    pub fn epoch_after_own(&self, name: &str, since: Epoch) -> Option<Epoch> {
+        let catalog = self.catalog.lock();
+        (catalog.times_forgotten(name, &[], since) == Some(1)).then(|| catalog.epoch())
+    }
+
     /// Forgets names, and the objects that only they led to; returns how many names.
     pub async fn forget(&self, which: Names, conditions: Preconditions) -> Result<usize, CasError> {
         let (reply, answer) = oneshot::channel();

@@ -82,8 +82,10 @@ settings! {
         idle_timeout: Span = Span::secs(60) => Hot;
         /// Connections open at one time. The longest idle one gives way to a newcomer.
         max_conns: usize = 4096 => Hot;
-        /// Connections of one client address.
+        /// Connections of one client address; trusted proxies are exempt.
         max_conns_per_ip: usize = 256 => Hot;
+        /// Proxies in front of the edge, as addresses or prefixes. `ron up` adds its own gateway.
+        trusted_proxies: Vec<String> = Vec::new() => Hot;
         /// Decoded over encoded size of an origin's answer that comes encoded though nobody asked for it.
         decompress_max_ratio: u64 = 10 => Hot;
         /// Largest size of such an answer, decoded.
@@ -128,15 +130,17 @@ settings! {
         max_inflight: usize = 256 => Hot;
         /// Requests to it per second, of which one second's worth may be sent at once. 0: off.
         rps: u64 = 0 => Hot;
+        /// How long at most a response is good that says when it was last modified but not how long it is good: a tenth of the time since then, as RFC 9111 suggests. 0: not at all.
+        heuristic_max: Span = Span::secs(0) => Hot;
     }
 }
 
 settings! {
     /// How origins are asked.
     pub struct FillSettings {
-        /// Tasks that ask origins, each for one object at a time. 0: 64.
+        /// Tasks that take objects out of the queue and have them fetched. 0: 64.
         workers: usize = 0 => Restart;
-        /// Objects that may wait for one of them.
+        /// Objects that may wait for one of them, and as many again whose origins have not answered yet.
         work_capacity: usize = 512 => Restart;
         /// Largest object that is fetched.
         max_object_bytes: Size = Size::mib(64) => Hot;
@@ -262,6 +266,7 @@ pub(crate) fn client_tls(ca_file: &str) -> ClientTlsSettings {
 impl EdgeSettings {
     pub fn validate(&self, amnesia: bool, problems: &mut Problems) {
         let ingress = &self.ingress;
+        TrustedProxies::check(&ingress.trusted_proxies, "edge.ingress.trusted_proxies", problems);
         for (key, value) in [
             ("max_inflight", ingress.max_inflight),
             ("max_conns", ingress.max_conns),
@@ -436,7 +441,7 @@ impl EdgeSettings {
             read_timeout: ingress.timeout.0,
             write_timeout: ingress.timeout.0,
             idle_timeout: ingress.idle_timeout.0,
-            trusted_proxies: TrustedProxies::default(),
+            trusted_proxies: TrustedProxies::read(&ingress.trusted_proxies),
             proxy_protocol: false,
         }
     }

@@ -12,7 +12,7 @@ const ANSWERS_MIN: u32 = 20;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Limits {
-    /// Failures in a row.
+    /// Failures in a row; with 0 it never opens.
     pub(crate) failures: u64,
     /// Failures over answers within the window.
     pub(crate) error_rate: f64,
@@ -111,7 +111,8 @@ impl Breaker {
                 let (answers, failures) = self.count(good, limits.window, now);
                 let often =
                     answers >= ANSWERS_MIN && f64::from(failures) >= f64::from(answers) * limits.error_rate;
-                if self.state == State::Closed && (self.in_a_row >= limits.failures || (often && !good)) {
+                let bad = self.in_a_row >= limits.failures || (often && !good);
+                if self.state == State::Closed && limits.failures > 0 && bad {
                     self.state = State::Open { until: now + limits.open };
                 }
             }
@@ -155,6 +156,15 @@ mod tests {
         let admitted = breaker.admit(now)?;
         breaker.record(admitted, Some(good), LIMITS, now);
         Ok(admitted)
+    }
+
+    #[test]
+    fn one_that_is_turned_off_never_opens() {
+        let (mut breaker, now) = (Breaker::new(Instant::now()), Instant::now());
+        for _ in 0..1000 {
+            breaker.record(Admitted::Normally, Some(false), Limits { failures: 0, ..LIMITS }, now);
+        }
+        assert_eq!((breaker.level(), breaker.admit(now)), (0, Ok(Admitted::Normally)));
     }
 
     #[test]

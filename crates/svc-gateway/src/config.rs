@@ -2,17 +2,19 @@
 
 use crate::routes::Routes;
 use crate::views::Views;
-use ron_kernel::admission::client_ip::{Cidr, TrustedProxies};
+use ron_kernel::admission::client_ip::TrustedProxies;
+use ron_kernel::admission::deadline::Budget;
 use ron_kernel::config::{Problems, Secret};
 use ron_kernel::http::ServerLimits;
 use ron_kernel::http::client::Address;
 use ron_kernel::tls::{ClientTlsSettings, TlsSettings};
 use ron_kernel::units::{Size, Span};
 use ron_kernel::{choice, settings};
+use ron_transport::PeerAddress;
 use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const HEALTH_INTERVAL_MIN: Duration = Duration::from_millis(100);
 
@@ -21,6 +23,10 @@ settings! {
     pub struct GatewaySettings {
         /// Whether `ron up` starts the gateway.
         enabled: bool = true => Restart;
+        /// Whether the gateway of `ron up` leads to the node's own services too: `/edge/*` to the edge, `/registry/*`,
+        /// `/checkpoint` and `/tile/*` to the registry. A route of the file with the same path, for every host, goes
+        /// before. `ron run` does what the file says.
+        front: bool = true => Hot;
         /// Address of the plain listener. Port 0 picks a free one.
         listen: SocketAddr = SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)) => Restart;
         /// A TLS listener beside the plain one.
@@ -66,6 +72,8 @@ settings! {
         auth: AuthSettings = AuthSettings::default() => Hot;
         /// Rates.
         quotas: QuotaSettings = QuotaSettings::default() => Hot;
+        /// Topics of the overlay for HTTP clients.
+        bridge: BridgeSettings = BridgeSettings::default() => Hot;
         /// Where requests can go.
         upstreams: Vec<UpstreamSettings> = Vec::new() => Hot;
         /// Which request goes where: host first, then the longest path.
@@ -98,6 +106,19 @@ settings! {
         max_headers: usize = 100 => Hot;
         /// Bytes of a request head; the request line may take a quarter of them.
         max_header_bytes: Size = Size::kib(32) => Hot;
+    }
+}
+
+settings! {
+    /// The bridge: `POST /overlay/topics/{topic}` publishes, `GET` streams what is published. They need the scopes
+    /// `overlay:publish` and `overlay:subscribe`; with `auth.mode = "none"` only this machine may come, or whoever
+    /// can, with `node.danger_ok`.
+    pub struct BridgeSettings {
+        /// On or off. `ron up` turns it on where nothing is said here, and this machine alone may come.
+        enabled: bool = false => Restart;
+        /// Whose topics: `ed25519:…@host:port`, a node that has this one among its `overlay.peers`, spoken to under the
+        /// rules of `overlay.tls`. Empty: those of the overlay in this process.
+        peer: String = String::new() => Restart;
     }
 }
 
@@ -374,7 +395,8 @@ settings! {
 settings! {
     /// The circuit breaker: failures are 5xx answers, broken calls and timeouts.
     pub struct BreakerSettings {
-        /// Failures in a row that open it, or that leave one of several servers out for a while.
+        /// Failures in a row that open it, or that leave one of several servers out for a while. 0: nothing opens it, for
+        /// an upstream that answers 5xx on behalf of others.
         failures: u64 = 5 => Hot;
         /// Failures over answers within the window that open it.
         error_rate: f64 = 0.5 => Hot;
@@ -383,6 +405,16 @@ settings! {
         /// How long it stays open before a probe in the background sees whether anybody is there; then one request
         /// at a time is let through.
         open: Span = Span::secs(5) => Hot;
+    }
+}
+
+choice! {
+    /// What an upstream is told of a request's deadline.
+    pub enum TellDeadline {
+        /// What remains of the request's budget.
+        Budget = "budget",
+        /// What remains of a deadline that the client itself stated, and nothing if it stated none.
+        Client = "client",
     }
 }
 
@@ -399,6 +431,10 @@ settings! {
         upstream: String = String::new() => Required;
         /// Budget of a request. Left out: `request_timeout`.
         timeout: Option<Span> = None => Hot;
+        /// What the upstream is told in `Request-Timeout`: what remains of the `budget`, or of the deadline that the
+        /// `client` itself stated. The second is for an upstream that holds a whole answer to what it is told, however
+        /// long that answer is.
+        tell_deadline: TellDeadline = TellDeadline::Budget => Hot;
         /// Taken off the front of the path before it is passed on.
         strip_prefix: String = String::new() => Hot;
         /// Largest request body. Left out: `limits.max_body_bytes`.
@@ -472,6 +508,23 @@ impl ViewSettings {
     }
 }
 
+impl BridgeSettings {
+    /// The peer, if there is one.
+    pub fn peer(&self) -> Result<Option<PeerAddress>, String> {
+        if self.peer.is_empty() { Ok(None) } else { self.peer.parse().map(Some) }
+    }
+}
+
+impl RouteSettings {
+    /// The deadline that the upstream is told.
+    pub(crate) fn told(&self, budget: &Budget) -> Option<Instant> {
+        match self.tell_deadline {
+            TellDeadline::Budget => Some(budget.until),
+            TellDeadline::Client => budget.client,
+        }
+    }
+}
+
 impl UpstreamSettings {
     pub(crate) fn uses_tls(&self) -> bool {
         self.servers.iter().any(|server| server.starts_with("https:"))
@@ -480,11 +533,7 @@ impl UpstreamSettings {
 
 impl GatewaySettings {
     pub fn validate(&self, problems: &mut Problems) {
-        for (index, text) in self.trusted_proxies.iter().enumerate() {
-            if let Err(error) = text.parse::<Cidr>() {
-                problems.add(format!("gateway.trusted_proxies[{index}]"), error);
-            }
-        }
+        TrustedProxies::check(&self.trusted_proxies, "gateway.trusted_proxies", problems);
         let positive = [
             ("max_conns", self.max_conns),
             ("max_conns_per_ip", self.max_conns_per_ip),
@@ -525,6 +574,11 @@ impl GatewaySettings {
         }
         if !(0.0..=1.0).contains(&self.access_log.sample) {
             problems.add("gateway.access_log.sample", "must be between 0 and 1");
+        }
+        if let Err(error) = self.bridge.peer()
+            && self.bridge.enabled
+        {
+            problems.add("gateway.bridge.peer", error);
         }
         self.auth.validate(problems);
         self.validate_claims(problems);
@@ -645,9 +699,6 @@ impl GatewaySettings {
             if !(0.0..=1.0).contains(&upstream.retry.budget) {
                 problems.add(format!("{at}.retry.budget"), "must be between 0 and 1");
             }
-            if upstream.breaker.failures == 0 {
-                problems.add(format!("{at}.breaker.failures"), "must be at least 1");
-            }
             if !(upstream.breaker.error_rate > 0.0 && upstream.breaker.error_rate <= 1.0) {
                 problems.add(format!("{at}.breaker.error_rate"), "must be more than 0 and at most 1");
             }
@@ -698,7 +749,6 @@ impl GatewaySettings {
 
     /// What the kernel's server is told.
     pub fn server_limits(&self) -> ServerLimits {
-        let trusted = self.trusted_proxies.iter().filter_map(|text| text.parse().ok()).collect();
         ServerLimits {
             conns_max: self.max_conns,
             conns_per_ip_max: self.max_conns_per_ip,
@@ -707,7 +757,7 @@ impl GatewaySettings {
             read_timeout: self.read_timeout.0,
             write_timeout: self.write_timeout.0,
             idle_timeout: self.idle_timeout.0,
-            trusted_proxies: TrustedProxies(trusted),
+            trusted_proxies: TrustedProxies::read(&self.trusted_proxies),
             proxy_protocol: self.proxy_protocol,
         }
     }

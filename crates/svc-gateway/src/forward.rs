@@ -10,7 +10,7 @@ use http::header::{
 use http::request::Parts;
 use http::uri::Authority;
 use http::{Method, Request, StatusCode, Uri, Version};
-use ron_kernel::admission::deadline::{Budget, GRPC_TIMEOUT, REQUEST_TIMEOUT};
+use ron_kernel::admission::deadline::{GRPC_TIMEOUT, REQUEST_TIMEOUT};
 use ron_kernel::http::client::{Outgoing, retain};
 use ron_kernel::http::h1::head::Values;
 use ron_kernel::http::{Body, ConnInfo, Fields, Lines, Written};
@@ -142,7 +142,8 @@ pub(crate) struct Forward<'a> {
     /// The peer is a trusted proxy, so what it says of earlier hops stays.
     pub(crate) trusted: bool,
     pub(crate) corr: &'a CorrId,
-    pub(crate) budget: Budget,
+    /// By when it must answer, as far as it is told.
+    pub(crate) told: Option<Instant>,
     pub(crate) strip_prefix: &'a str,
     /// `None`: not known beforehand.
     pub(crate) body_len: Option<u64>,
@@ -262,13 +263,15 @@ impl Forward<'_> {
         self.put_forwarded(out);
         put_list(out, headers, &VIA, &[via(self.request.version).as_bytes()]);
         out.put(&X_CORR_ID, &[self.corr.value().as_bytes()]);
-        let remaining = self.budget.remaining(Instant::now());
-        // At most eight digits, as gRPC has it: more than a day.
-        let millis = u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX).min(99_999_999);
         let mut digits = [0; 20];
-        out.put(&REQUEST_TIMEOUT, &[decimal(millis, &mut digits), b"ms"]);
-        if headers.contains_key(&GRPC_TIMEOUT) {
-            out.put(&GRPC_TIMEOUT, &[decimal(millis, &mut digits), b"m"]);
+        if let Some(told) = self.told {
+            let remaining = told.saturating_duration_since(Instant::now());
+            // At most eight digits, as gRPC has it: more than a day.
+            let millis = u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX).min(99_999_999);
+            out.put(&REQUEST_TIMEOUT, &[decimal(millis, &mut digits), b"ms"]);
+            if headers.contains_key(&GRPC_TIMEOUT) {
+                out.put(&GRPC_TIMEOUT, &[decimal(millis, &mut digits), b"m"]);
+            }
         }
         if let Some(hops) = max_forwards(&self.request.method, headers) {
             out.put(&MAX_FORWARDS, &[decimal(hops.saturating_sub(1), &mut digits)]);
@@ -396,25 +399,23 @@ pub(crate) fn max_forwards(method: &Method, headers: &HeaderMap) -> Option<u64> 
     headers.get(MAX_FORWARDS)?.to_str().ok()?.trim().parse().ok()
 }
 
-/// The protocol that a request asks to change to, if it may: HTTP by another name would slip past every rule here.
+/// The protocol that a request asks to change to, if it may.
 pub(crate) fn upgrade_of(request: &Request<Body>) -> Option<HeaderValue> {
-    let headers = request.headers();
     let asked = request.version() == Version::HTTP_11 && request.body().exact_len() == Some(0);
-    let protocol = headers.get(UPGRADE).filter(|_| asked)?;
-    let text = protocol.to_str().ok()?.to_ascii_lowercase();
-    let is_http = text.split(',').any(|one| {
-        let name = one.trim().split('/').next().unwrap_or("");
-        name.is_empty() || ["h2c", "h2", "http", "tls"].contains(&name)
-    });
-    (!is_http && named_by_connection(headers).contains(&UPGRADE)).then(|| protocol.clone())
+    ron_kernel::http::upgrade_of(request.headers()).filter(|_| asked)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use ron_kernel::http::Peer;
+    use std::time::Duration;
 
     fn head(trusted: bool, fields: &[(&str, &str)]) -> String {
+        told(Some(Duration::from_secs(2)), trusted, fields)
+    }
+
+    fn told(within: Option<Duration>, trusted: bool, fields: &[(&str, &str)]) -> String {
         let mut request = Request::get("/api/x?y=1");
         for (name, value) in fields {
             request = request.header(*name, *value);
@@ -427,7 +428,7 @@ mod tests {
             conn: &conn,
             trusted,
             corr: &corr,
-            budget: Budget { until: Instant::now() + std::time::Duration::from_secs(2), client: None },
+            told: within.map(|within| Instant::now() + within),
             strip_prefix: "/api",
             body_len: Some(0),
             upgrade,
@@ -458,6 +459,13 @@ mod tests {
         assert!(text.contains("request-timeout: 1") && text.contains("ms\r\n"), "{text}");
         assert!(text.contains("forwarded: for=192.0.2.1;proto=https;host=\"a.org\"\r\n"), "{text}");
         assert!(!text.contains("content-length") && !text.contains("chunked"), "{text}");
+    }
+
+    #[test]
+    fn an_upstream_that_is_told_no_deadline_gets_none_of_the_clients_either() {
+        let text = told(None, false, &[("request-timeout", "7"), ("deadline", "99"), ("x-a", "1")]);
+        assert!(!text.contains("request-timeout") && !text.contains("deadline"), "{text}");
+        assert!(text.contains("x-a: 1"), "{text}");
     }
 
     #[test]

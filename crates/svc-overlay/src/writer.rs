@@ -43,6 +43,7 @@ pub(crate) async fn write<W: AsyncWrite + Unpin + Send>(
             continue;
         }
         writer.flush(timeout).await.map_err(|error| failed(shared, &error))?;
+        link.wrote.notify_one();
         if let Some(opened) = opened {
             opened.egress.lock().written(&batch);
             shared.room.notify_waiters();

@@ -1,5 +1,6 @@
 //! The keys of `[registry]`.
 
+use ron_kernel::admission::client_ip::TrustedProxies;
 use ron_kernel::config::Problems;
 use ron_kernel::http::ServerLimits;
 use ron_kernel::http::client::Address;
@@ -74,8 +75,10 @@ settings! {
         proposal_ttl: Span = Span::secs(72 * 3600) => Hot;
         /// Connections open at one time.
         max_conns: usize = 4096 => Hot;
-        /// Connections of one client address.
+        /// Connections of one client address; trusted proxies are exempt.
         max_conns_per_ip: usize = 256 => Hot;
+        /// Proxies in front of the registry, as addresses or prefixes. `ron up` adds its own gateway.
+        trusted_proxies: Vec<String> = Vec::new() => Hot;
         /// Output over input of a compressed request body.
         decompress_ratio_cap: u64 = 10 => Hot;
         /// For a handshake or a request head as a whole, and between two pieces of a body.
@@ -168,6 +171,7 @@ impl RegistrySettings {
     /// What can be judged without files.
     pub fn validate(&self, danger_ok: bool, amnesia: bool, problems: &mut Problems) {
         let limits = &self.limits;
+        TrustedProxies::check(&limits.trusted_proxies, "registry.limits.trusted_proxies", problems);
         let positive = [
             ("limits.inflight", limits.inflight as u64),
             ("limits.pending_max", limits.pending_max as u64),
@@ -252,7 +256,7 @@ impl RegistrySettings {
             read_timeout: limits.read_timeout.0,
             write_timeout: limits.write_timeout.0,
             idle_timeout: limits.idle_timeout.0,
-            trusted_proxies: ron_kernel::admission::client_ip::TrustedProxies::default(),
+            trusted_proxies: TrustedProxies::read(&limits.trusted_proxies),
             proxy_protocol: false,
         }
     }

@@ -5,6 +5,7 @@
 //! touch HEAD. All calls block: they belong on a thread that may.
 
 mod disk;
+mod journal;
 mod read;
 mod restore;
 #[cfg(test)]
@@ -19,12 +20,13 @@ pub use restore::{Replay, RestoreError, Restored, good_snapshot};
 pub(crate) use tests::Faulty;
 pub use write::{Changes, LogWriter, NoteWriter};
 
-use arc_swap::ArcSwapOption;
-use redb::{Database, ReadableDatabase as _, TableDefinition};
+use arc_swap::{ArcSwap, ArcSwapOption};
+use journal::Journal;
+use redb::{Database, Durability, ReadTransaction, ReadableDatabase as _, TableDefinition, WriteTransaction};
 use ron_log::{Head, TrustRoots};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Bytes of pages kept in memory.
@@ -57,13 +59,15 @@ const CHECKPOINTS: TableDefinition<u64, &[u8]> = TableDefinition::new("checkpoin
 const SNAPSHOTS: TableDefinition<u64, (&[u8], &[u8])> = TableDefinition::new("snapshots");
 /// First version kept to note.
 const MANIFESTS: TableDefinition<u64, &[u8]> = TableDefinition::new("manifests");
-/// Single values: the roots, HEAD, the first version kept, bytes of records and payloads.
+/// Single values: the roots, HEAD, the first version kept, bytes of records and payloads, the last batch that came
+/// through the journal.
 const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
 
 const ROOTS: &str = "roots";
 const HEAD: &str = "head";
 const MIN_VERSION: &str = "min_version";
 const KEPT_BYTES: &str = "kept_bytes";
+const JOURNALED: &str = "journaled";
 
 /// Why the store did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +106,10 @@ impl StoreError {
 
     fn of(error: impl Into<redb::Error>) -> StoreError {
         StoreError::Database(Box::new(error.into()))
+    }
+
+    fn of_io(error: std::io::Error) -> StoreError {
+        StoreError::of(redb::Error::Io(error))
     }
 }
 
@@ -159,6 +167,8 @@ pub struct Store {
 #[derive(Debug)]
 struct Inner {
     disk: Disk,
+    /// The hash of the roots it was made with.
+    roots: ron_log::B3,
     /// None once it was closed.
     opened: ArcSwapOption<Opened>,
     /// Somebody has the writer of the log.
@@ -175,6 +185,10 @@ struct Inner {
 #[derive(Debug)]
 struct Opened {
     database: Database,
+    /// What is durable: what readers see.
+    shown: ArcSwap<ReadTransaction>,
+    /// Held by whoever writes.
+    journal: Mutex<Option<Journal>>,
     ended: Arc<AtomicBool>,
 }
 
@@ -182,7 +196,70 @@ impl Opened {
     fn new(disk: &Disk) -> Result<Opened, StoreError> {
         let (handle, ended) = disk.handle();
         let database = Database::builder().set_cache_size(CACHE).create_with_backend(handle);
-        Ok(Opened { database: database.map_err(StoreError::of)?, ended })
+        let database = database.map_err(StoreError::of)?;
+        let shown = ArcSwap::from_pointee(database.begin_read().map_err(StoreError::of)?);
+        Ok(Opened { database, shown, journal: Mutex::new(None), ended })
+    }
+
+    /// Does what the journal has and the database has not.
+    fn recover(self, disk: &Disk, roots: ron_log::B3) -> Result<Opened, StoreError> {
+        self.show()?;
+        let Some(medium) = disk.journal() else { return Ok(self) };
+        let last = Reader::new(self.shown.load_full()).journaled()?;
+        let mut done = 0;
+        let mut journal = Journal::recover(medium, roots, last, |number, head, changes| {
+            done += 1;
+            write::transact(&self.database, Durability::None, |transaction| {
+                write::apply(transaction, head, changes)?;
+                write::journaled(transaction, number)
+            })
+        })?;
+        if done > 0 {
+            tracing::info!(batches = done, "what the registry's journal had was done");
+            write::transact(&self.database, Durability::Immediate, |_| Ok(()))?;
+            if disk.flush_failed() {
+                return Err(StoreError::FlushFailed);
+            }
+            self.show()?;
+        }
+        journal.begin_again();
+        Ok(Opened { journal: Mutex::new(Some(journal)), ..self })
+    }
+
+    /// Readers see what was written last.
+    fn show(&self) -> Result<(), StoreError> {
+        self.shown.store(Arc::new(self.database.begin_read().map_err(StoreError::of)?));
+        Ok(())
+    }
+
+    /// One transaction, all or nothing. A batch goes through the journal while there is room in it; anything else
+    /// takes all of them along to the disk.
+    fn write(
+        &self,
+        disk: &Disk,
+        durability: Durability,
+        batch: Option<&[u8]>,
+        act: impl Fn(&WriteTransaction) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let panicked = |_| StoreError::Damaged("a write before this one ended in a panic".into());
+        let mut journal = self.journal.lock().map_err(panicked)?;
+        let batch = batch.and_then(|body| Some((body, journal.as_ref()?.number_for(body)?)));
+        match (&mut *journal, batch) {
+            (Some(journal), Some((body, number))) => {
+                write::transact(&self.database, Durability::None, |transaction| {
+                    act(transaction)?;
+                    write::journaled(transaction, number)
+                })?;
+                disk.journaled(journal.append(body), || journal.flush())?;
+            }
+            (journal, _) => {
+                write::transact(&self.database, durability, act)?;
+                if let (Some(journal), Durability::Immediate) = (journal, durability) {
+                    journal.begin_again();
+                }
+            }
+        }
+        if disk.flush_failed() { Err(StoreError::FlushFailed) } else { self.show() }
     }
 }
 
@@ -212,8 +289,10 @@ impl Store {
         if known != canonical.as_bytes() {
             return Err(OpenError::OtherRoots(ron_log::B3::of(&known), given));
         }
+        let opened = opened.recover(&disk, given)?;
         let inner = Inner {
             disk,
+            roots: given,
             opened: ArcSwapOption::from_pointee(opened),
             writer_taken: AtomicBool::new(false),
             short_of: AtomicU64::new(0),
@@ -238,9 +317,9 @@ impl Store {
         &self.inner.disk
     }
 
-    /// Everything as it is at one moment.
+    /// Everything that is durable, as it is at one moment.
     pub fn reader(&self) -> Result<Reader, StoreError> {
-        Ok(Reader::new(self.opened()?.database.begin_read().map_err(StoreError::of)?))
+        Ok(Reader::new(self.opened()?.shown.load_full()))
     }
 
     /// Holds up every write until this much time has passed.
@@ -261,9 +340,9 @@ impl Store {
         let mut record = self.reader().unwrap().entry(version).unwrap().unwrap();
         let at = record.len() / 2;
         record[at] ^= 1;
-        let transaction = self.opened().unwrap().database.begin_write().unwrap();
-        transaction.open_table(ENTRIES).unwrap().insert(version, record.as_slice()).unwrap();
-        transaction.commit().unwrap();
+        self.change(|transaction| {
+            transaction.open_table(ENTRIES).unwrap().insert(version, record.as_slice()).unwrap();
+        });
     }
 
     /// Changes a byte of a snapshot's state, as a failing disk does.
@@ -272,10 +351,10 @@ impl Store {
         let (_, note, mut state) = self.reader().unwrap().snapshot(version).unwrap().unwrap();
         let at = state.len() / 2;
         state[at] ^= 1;
-        let transaction = self.opened().unwrap().database.begin_write().unwrap();
         let row = (note.as_slice(), state.as_slice());
-        transaction.open_table(SNAPSHOTS).unwrap().insert(version, row).unwrap();
-        transaction.commit().unwrap();
+        self.change(|transaction| {
+            transaction.open_table(SNAPSHOTS).unwrap().insert(version, row).unwrap();
+        });
     }
 
     /// Changes a byte of a pending proposal's payload, as a failing disk does.
@@ -284,10 +363,19 @@ impl Store {
         let mut kept = self.reader().unwrap().proposal(id).unwrap().unwrap();
         let at = kept.payload.len() / 2;
         kept.payload[at] ^= 1;
-        let transaction = self.opened().unwrap().database.begin_write().unwrap();
         let row = (kept.received_at, kept.ends_at, kept.payload.as_slice());
-        transaction.open_table(PROPOSALS).unwrap().insert(id.0.as_slice(), row).unwrap();
-        transaction.commit().unwrap();
+        self.change(|transaction| {
+            transaction.open_table(PROPOSALS).unwrap().insert(id.0.as_slice(), row).unwrap();
+        });
+    }
+
+    #[cfg(test)]
+    fn change(&self, change: impl Fn(&WriteTransaction)) {
+        let change = |transaction: &WriteTransaction| {
+            change(transaction);
+            Ok(())
+        };
+        self.opened().unwrap().write(self.disk(), Durability::Immediate, None, change).unwrap();
     }
 
     fn room_for(&self, bytes: u64) -> Result<(), StoreError> {
@@ -319,7 +407,9 @@ impl Store {
     fn open_anew(&self) -> Result<(), StoreError> {
         self.opened()?.ended.store(true, Ordering::Release);
         self.inner.disk.set_full(false);
-        let opened = Opened::new(&self.inner.disk).inspect_err(|_| self.inner.disk.set_full(true))?;
+        let disk = &self.inner.disk;
+        let opened = Opened::new(disk).and_then(|opened| opened.recover(disk, self.inner.roots));
+        let opened = opened.inspect_err(|_| disk.set_full(true))?;
         self.inner.opened.store(Some(Arc::new(opened)));
         tracing::info!("the registry's store was opened anew");
         Ok(())

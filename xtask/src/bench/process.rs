@@ -29,6 +29,13 @@ impl Cpu {
         sum
     }
 
+    /// Seconds of both kinds that a process itself has had, without its children.
+    pub(crate) fn own(pid: u32) -> f64 {
+        let fields = stat(pid);
+        let field = |n: usize| fields.get(n).and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
+        (field(11) + field(12)) / TICKS
+    }
+
     pub(crate) fn since(self, before: Cpu) -> Cpu {
         Cpu { user: self.user - before.user, system: self.system - before.system }
     }

@@ -1,5 +1,6 @@
 //! Who the client is, when proxies stand in between: only those we trust are believed.
 
+use crate::config::Problems;
 use http::header::{FORWARDED, HeaderMap, HeaderName};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -59,6 +60,20 @@ impl fmt::Display for Cidr {
 pub struct TrustedProxies(pub Vec<Cidr>);
 
 impl TrustedProxies {
+    /// Those of a configured list; what cannot be read is nobody.
+    pub fn read(list: &[String]) -> TrustedProxies {
+        TrustedProxies(list.iter().filter_map(|text| text.parse().ok()).collect())
+    }
+
+    /// Every entry of such a list that is no address block.
+    pub fn check(list: &[String], key: &str, problems: &mut Problems) {
+        for (index, text) in list.iter().enumerate() {
+            if let Err(error) = text.parse::<Cidr>() {
+                problems.add(format!("{key}[{index}]"), error);
+            }
+        }
+    }
+
     pub fn trusts(&self, address: IpAddr) -> bool {
         self.0.iter().any(|block| block.contains(address))
     }

@@ -22,6 +22,18 @@ enum Stream {
     Tcp(TcpStream),
     Tls(Box<TlsStream<Io>>),
     Unix(UnixStream),
+    Other(Box<dyn Duplex>),
+}
+
+/// A stream of a kind that the kernel does not know.
+pub trait Duplex: AsyncRead + AsyncWrite + std::fmt::Debug + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + std::fmt::Debug + Send + Unpin> Duplex for S {}
+
+impl From<Box<dyn Duplex>> for Io {
+    fn from(stream: Box<dyn Duplex>) -> Io {
+        Io { stream: Stream::Other(stream), ahead: Bytes::new() }
+    }
 }
 
 impl From<TcpStream> for Io {
@@ -112,6 +124,7 @@ impl AsyncRead for Io {
             Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, out),
             Stream::Tls(stream) => Pin::new(stream).poll_read(cx, out),
             Stream::Unix(stream) => Pin::new(stream).poll_read(cx, out),
+            Stream::Other(stream) => Pin::new(stream).poll_read(cx, out),
         }
     }
 }
@@ -126,6 +139,7 @@ impl AsyncWrite for Io {
             Stream::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
             Stream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
             Stream::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Other(stream) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
 
@@ -138,6 +152,7 @@ impl AsyncWrite for Io {
             Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bytes),
             Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bytes),
             Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bytes),
+            Stream::Other(stream) => Pin::new(stream).poll_write_vectored(cx, bytes),
         }
     }
 
@@ -150,6 +165,7 @@ impl AsyncWrite for Io {
             // Nothing is buffered below a plain socket.
             Stream::Tcp(_) | Stream::Unix(_) => Poll::Ready(Ok(())),
             Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Other(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
@@ -161,6 +177,7 @@ impl AsyncWrite for Io {
                 Pin::new(stream).poll_shutdown(cx)
             }
             Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Other(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

@@ -118,6 +118,31 @@ async fn stragglers_are_named_aborted_and_counted() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_service_ahead_drains_while_the_others_still_serve_it_but_not_for_ever() {
+    for (takes, told_after) in [(400, 400), (60_000, 1000)] {
+        let kernel = Kernel::new();
+        let (front, behind) = (kernel.service("front"), kernel.service("behind"));
+        let shutdown = front.shutdown().clone();
+        front.scoped("conn", || "GET /".to_owned(), async move {
+            shutdown.draining().await;
+            tokio::time::sleep(Duration::from_millis(takes)).await;
+        });
+        let (shutdown, begun) = (behind.shutdown().clone(), Instant::now());
+        let told = Arc::new(AtomicUsize::new(0));
+        let seen = told.clone();
+        behind.scoped("conn", || "GET /".to_owned(), async move {
+            shutdown.draining().await;
+            seen.store(begun.elapsed().as_millis() as usize, Ordering::SeqCst);
+        });
+        tokio::task::yield_now().await;
+        kernel.drain_ahead(Duration::from_secs(3), &["front"], &[]).await;
+        let told = told.load(Ordering::SeqCst);
+        assert!((told_after..told_after + 100).contains(&told), "told after {told} ms");
+        assert!(begun.elapsed() < Duration::from_secs(4));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_kill_switch_panics_the_share_asked_for() {
     let kernel = Kernel::new();
     let service = kernel.service("t");

@@ -2,6 +2,7 @@
 
 mod chain;
 mod fixture;
+mod follow;
 mod notes;
 mod proof_file;
 mod properties;

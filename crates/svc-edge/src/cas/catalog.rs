@@ -267,9 +267,14 @@ impl Catalog {
 
     /// Whether a name was forgotten since; also where that is too long ago to be known.
     pub fn was_forgotten(&self, name: &str, keys: &[String], since: Epoch) -> bool {
+        self.times_forgotten(name, keys, since) != Some(0)
+    }
+
+    /// How often a name was forgotten since, unless that is too long ago to be known.
+    pub fn times_forgotten(&self, name: &str, keys: &[String], since: Epoch) -> Option<usize> {
         let passed = usize::try_from(self.epoch.0.saturating_sub(since.0)).unwrap_or(usize::MAX);
         let noted = self.forgotten.iter().rev().take(passed);
-        passed > self.forgotten.len() || noted.into_iter().any(|names| names.cover(name, keys))
+        (passed <= self.forgotten.len()).then(|| noted.filter(|names| names.cover(name, keys)).count())
     }
 
     #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Origins: whom to ask for what, within which limits, and when again.
 
 use super::{Counters, Failure};
-use crate::cache::{Exchange, Policy, UnixMillis};
+use crate::cache::{Exchange, Heuristic, Policy, UnixMillis};
 use crate::config::{EdgeSettings, PackSettings, RetrySettings, client_tls};
 use crate::egress::{Authority, OriginUrl, is_public, normal_host};
 use crate::semantics::encode_path;
@@ -30,6 +30,8 @@ pub(crate) static IDLE: LockSpec = LockSpec {
 
 /// Requests at a time to the server of one pack.
 const PACK_INFLIGHT: usize = 64;
+/// RFC 9111 section 4.2.2.
+const HEURISTIC_PERCENT: u32 = 10;
 /// Part of the time that is kept for further tries.
 const RESERVE_PART: u32 = 4;
 
@@ -98,7 +100,9 @@ impl Origins {
         }
         origins.assets.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
         for it in &settings.sites {
-            let policy = Policy { negative_ttl, ..Policy::default() };
+            let heuristic = Some(Heuristic { percent: HEURISTIC_PERCENT, max: it.heuristic_max.0 });
+            let heuristic = heuristic.filter(|it| !it.max.is_zero());
+            let policy = Policy { negative_ttl, heuristic, ..Policy::default() };
             let rules = Rules {
                 url: &it.origin,
                 allow_http: it.allow_http,
@@ -379,12 +383,14 @@ pub(crate) struct Ask {
     pub(crate) body: Option<Option<u64>>,
     /// Where interim answers go.
     pub(crate) interim: Option<InterimSender>,
+    /// The protocol that the client wants to change to.
+    pub(crate) upgrade: Option<HeaderValue>,
 }
 
 impl Ask {
     pub(crate) fn get(origin: &Origin, target: String, headers: HeaderMap) -> Ask {
         let host = origin.url.authority.host_field();
-        Ask { method: Method::GET, host, target, headers, body: None, interim: None }
+        Ask { method: Method::GET, host, target, headers, body: None, interim: None, upgrade: None }
     }
 }
 
@@ -399,6 +405,9 @@ impl Outgoing for Ask {
         put(&[b"host: ", self.host.as_bytes(), b"\r\n"]);
         for (name, value) in &self.headers {
             put(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
+        }
+        if let Some(protocol) = &self.upgrade {
+            put(&[b"connection: upgrade\r\nupgrade: ", protocol.as_bytes(), b"\r\n"]);
         }
         match self.body {
             None => {}
@@ -425,6 +434,10 @@ impl Outgoing for Ask {
 
     fn chunked(&self) -> bool {
         self.body == Some(None)
+    }
+
+    fn upgrades(&self) -> bool {
+        self.upgrade.is_some()
     }
 
     fn interim(&self, status: StatusCode, headers: HeaderMap) {

@@ -90,7 +90,7 @@ impl Server {
             return false;
         }
         let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
-        if u64::from(failures) < most || !may_eject {
+        if most == 0 || u64::from(failures) < most || !may_eject {
             return false;
         }
         self.failures.store(0, Ordering::Relaxed);

@@ -3,6 +3,7 @@
 //! A failed flush is not passed on as an error: redb would then refuse reads too, and what was durable before
 //! is still good. It is noted here instead, and the store writes nothing any more until the process restarts.
 
+use super::StoreError;
 use redb::StorageBackend;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -18,6 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 #[derive(Clone, Debug)]
 pub struct Disk {
     medium: Arc<dyn StorageBackend>,
+    /// Where batches are flushed first; none where nothing is.
+    journal: Option<Arc<dyn StorageBackend>>,
     /// Where free room is asked for; memory has none to ask.
     path: Option<Arc<Path>>,
     health: Arc<Health>,
@@ -45,7 +48,8 @@ impl Disk {
             // Else a crash could forget the file's name.
             File::open(&folder)?.sync_all()?;
         }
-        Ok(Disk { path: Some(folder.into()), fsync, ..Disk::over(FileMedium::new(file)?) })
+        let journal = if fsync { journal(&path.with_extension("journal"), &folder)? } else { None };
+        Ok(Disk { path: Some(folder.into()), journal, fsync, ..Disk::over(FileMedium::new(file)?) })
     }
 
     /// A file that is looked at and not changed: what redb writes in order to read it, as after a crash, stays in
@@ -56,8 +60,11 @@ impl Disk {
             let used = format!("{} is in use by another process", path.display());
             return Err(Error::new(ErrorKind::ResourceBusy, used));
         }
-        let len = file.metadata()?.len();
-        Ok(Disk::over(Overlay { file, over: Mutex::new(Over { len, stored: len, pages: BTreeMap::new() }) }))
+        let journal = match File::open(path.with_extension("journal")) {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            journal => Some(Arc::new(Overlay::new(journal?)?) as Arc<dyn StorageBackend>),
+        };
+        Ok(Disk { journal, ..Disk::over(Overlay::new(file)?) })
     }
 
     pub(super) fn memory() -> Disk {
@@ -66,7 +73,34 @@ impl Disk {
 
     /// Any medium; tests give one that fails on request.
     pub(crate) fn over(medium: impl StorageBackend) -> Disk {
-        Disk { medium: Arc::new(medium), path: None, health: Arc::default(), fsync: true }
+        Disk { medium: Arc::new(medium), journal: None, path: None, health: Arc::default(), fsync: true }
+    }
+
+    /// The same with a journal, which is as long as one has to be.
+    #[cfg(test)]
+    pub(crate) fn with_journal(self, journal: impl StorageBackend) -> Disk {
+        Disk { journal: Some(Arc::new(journal)), ..self }
+    }
+
+    pub(super) fn journal(&self) -> Option<Arc<dyn StorageBackend>> {
+        self.journal.clone()
+    }
+
+    /// What became of a batch's write to the journal. No room is the only error after which one can go on: it is taken
+    /// back with the database's own change when that is opened anew.
+    pub(super) fn journaled(
+        &self,
+        written: std::io::Result<()>,
+        flush: impl FnOnce() -> std::io::Result<()>,
+    ) -> Result<(), StoreError> {
+        let done = self.note(written).and_then(|()| flush());
+        done.map_err(|error| {
+            if !self.is_full() {
+                tracing::error!(%error, "the registry's journal could not be written: nothing is written any more");
+                self.health.flush_failed.store(true, Ordering::Release);
+            }
+            StoreError::of_io(error)
+        })
     }
 
     /// A handle for one opening of the store, and what ends it: a handle that has ended reads and writes nothing,
@@ -171,6 +205,11 @@ struct Over {
 const PAGE: u64 = 4096;
 
 impl Overlay {
+    fn new(file: File) -> std::io::Result<Overlay> {
+        let len = file.metadata()?.len();
+        Ok(Overlay { file, over: Mutex::new(Over { len, stored: len, pages: BTreeMap::new() }) })
+    }
+
     fn over(&self) -> std::io::Result<MutexGuard<'_, Over>> {
         self.over.lock().map_err(|_poisoned| Error::other("what was written is in disorder"))
     }
@@ -235,6 +274,51 @@ impl StorageBackend for Overlay {
             page[at].copy_from_slice(&data[part]);
         }
         Ok(())
+    }
+}
+
+/// The journal beside a store, with all of its blocks; none if there is no room for them, which costs speed alone.
+fn journal(path: &Path, folder: &Path) -> std::io::Result<Option<Arc<dyn StorageBackend>>> {
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+    let made = file.metadata()?.len();
+    if made < super::journal::SIZE {
+        let rest = vec![0; (super::journal::SIZE - made) as usize];
+        match file.write_all_at(&rest, made).and_then(|()| file.sync_all()) {
+            Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                return Ok(None);
+            }
+            made => made?,
+        }
+        File::open(folder)?.sync_all()?;
+    }
+    Ok(Some(Arc::new(JournalFile(file))))
+}
+
+/// A file of fixed length whose blocks are all there.
+#[derive(Debug)]
+struct JournalFile(File);
+
+impl StorageBackend for JournalFile {
+    fn len(&self) -> std::io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        self.0.read_exact_at(out, offset)?;
+        // What was read or written in large pieces is kept in large pieces, each of which a flush looks through as a whole.
+        rustix::fs::fadvise(&self.0, 0, None, rustix::fs::Advice::DontNeed).map_err(Error::from)
+    }
+
+    fn set_len(&self, len: u64) -> std::io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn sync_data(&self) -> std::io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        self.0.write_all_at(data, offset)
     }
 }
 

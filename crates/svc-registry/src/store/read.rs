@@ -1,17 +1,18 @@
 //! Reading the store: everything as it was at one moment.
 
 use super::{
-    APPROVALS, CHECKPOINTS, COMMITTED, ENTRIES, GONE, HEAD, KEPT_BYTES, MANIFESTS, META, MIN_VERSION,
-    PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, StoreError, TILES, head_of,
+    APPROVALS, CHECKPOINTS, COMMITTED, ENTRIES, GONE, HEAD, JOURNALED, KEPT_BYTES, MANIFESTS, META,
+    MIN_VERSION, PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, StoreError, TILES, head_of,
 };
 use redb::{ReadTransaction, ReadableTable as _, ReadableTableMetadata as _, TableDefinition};
 use ron_log::tile::Tile;
 use ron_log::{Approval, B3, Head, Key, Proposal, TrustRoots};
+use std::sync::Arc;
 
 /// A view that does not change.
 #[derive(Debug)]
 pub struct Reader {
-    transaction: ReadTransaction,
+    transaction: Arc<ReadTransaction>,
 }
 
 /// A pending proposal as it is kept.
@@ -38,7 +39,7 @@ type KeptState = (u64, Vec<u8>, Vec<u8>);
 type Pairs = Vec<(u64, Vec<u8>, Vec<u8>)>;
 
 impl Reader {
-    pub(super) fn new(transaction: ReadTransaction) -> Reader {
+    pub(super) fn new(transaction: Arc<ReadTransaction>) -> Reader {
         Reader { transaction }
     }
 
@@ -87,6 +88,11 @@ impl Reader {
     /// Bytes of the records and payloads kept.
     pub fn kept_bytes(&self) -> Result<u64, StoreError> {
         self.number(KEPT_BYTES)
+    }
+
+    /// The last batch that came through the journal.
+    pub(super) fn journaled(&self) -> Result<u64, StoreError> {
+        self.number(JOURNALED)
     }
 
     pub fn entry(&self, version: u64) -> Result<Option<Vec<u8>>, StoreError> {

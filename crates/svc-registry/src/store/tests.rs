@@ -1,5 +1,7 @@
 //! The store on a medium that fails on request: torn writes, failed flushes, a full disk, flipped bits.
 
+mod journal;
+
 use super::*;
 use crate::fixture::{key, log_key, roots};
 use redb::StorageBackend;
@@ -172,7 +174,7 @@ fn what_was_acknowledged_survives_every_power_cut_and_nothing_is_torn() {
         }
     }
     let spent = media.0.lock().unwrap().flushes - flushes;
-    assert_eq!(spent, 300, "one flush a batch");
+    assert!((300..310).contains(&spent), "one flush a batch, and few of the database's own: {spent}");
     // A batch whose flush never came is there as a whole or not at all.
     let (before, changes) = (log.state.head(), log.next());
     media.set(|media| media.flush_fails = true);
@@ -289,20 +291,16 @@ fn a_changed_byte_of_the_tail_is_found_at_the_start() {
         let mut changes = log.next();
         writer.write(head, &changes).unwrap();
         assert!(store.restore(&roots(), &log_key()).is_ok());
-        let transaction = store.opened().unwrap().database.begin_write().unwrap();
         let version = log.state.head().version;
         let (entry, proposal) = changes.entries.remove(0);
-        match spoil {
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        store.change(|transaction| match spoil {
             0 => {
-                let changed = String::from_utf8(entry.bytes().to_vec())
-                    .unwrap()
-                    .replace("committed_at\":", "committed_at\":1");
+                let changed = text(entry.bytes()).replace("committed_at\":", "committed_at\":1");
                 transaction.open_table(ENTRIES).unwrap().insert(version, changed.as_bytes()).unwrap();
             }
             1 => {
-                let changed = String::from_utf8(proposal.bytes().to_vec())
-                    .unwrap()
-                    .replace("\"note\":\"", "\"note\":\"x");
+                let changed = text(proposal.bytes()).replace("\"note\":\"", "\"note\":\"x");
                 transaction.open_table(PAYLOADS).unwrap().insert(version, changed.as_bytes()).unwrap();
             }
             _ => {
@@ -310,15 +308,15 @@ fn a_changed_byte_of_the_tail_is_found_at_the_start() {
                 *tile.last_mut().unwrap() ^= 1;
                 transaction.open_table(TILES).unwrap().insert((0, 0), tile.as_slice()).unwrap();
             }
-        }
-        transaction.commit().unwrap();
+        });
         let found = store.restore(&roots(), &log_key()).unwrap_err().to_string();
         assert!(found.contains(&format!("version {version}")), "{spoil}: {found}");
-        let transaction = store.opened().unwrap().database.begin_write().unwrap();
-        transaction.open_table(ENTRIES).unwrap().insert(version, entry.bytes()).unwrap();
-        transaction.open_table(PAYLOADS).unwrap().insert(version, proposal.bytes()).unwrap();
-        transaction.open_table(TILES).unwrap().insert((0, 0), changes.tiles[&(0, 0)].as_slice()).unwrap();
-        transaction.commit().unwrap();
+        store.change(|transaction| {
+            transaction.open_table(ENTRIES).unwrap().insert(version, entry.bytes()).unwrap();
+            transaction.open_table(PAYLOADS).unwrap().insert(version, proposal.bytes()).unwrap();
+            let tile = changes.tiles[&(0, 0)].as_slice();
+            transaction.open_table(TILES).unwrap().insert((0, 0), tile).unwrap();
+        });
     }
 }
 

@@ -1,8 +1,9 @@
 //! Writing the store: a batch is one transaction and one flush.
 
 use super::{
-    APPROVALS, CHECKPOINTS, COMMITTED, ENTRIES, GONE, Gone, HEAD, KEPT_BYTES, MANIFESTS, META, MIN_VERSION,
-    PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, Store, StoreError, TILES, changes_signers, head_bytes, head_of,
+    APPROVALS, CHECKPOINTS, COMMITTED, ENTRIES, GONE, Gone, HEAD, JOURNALED, KEPT_BYTES, MANIFESTS, META,
+    MIN_VERSION, PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, Store, StoreError, TILES, changes_signers,
+    head_bytes, head_of, journal,
 };
 use redb::{Database, Durability, ReadableTable as _, Table, WriteTransaction};
 use ron_log::tree::leaf_hash;
@@ -41,7 +42,7 @@ impl Changes {
             && self.forgotten.is_empty()
     }
 
-    fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         let entries = self.entries.iter().map(|(entry, payload)| entry.bytes().len() + payload.bytes().len());
         let proposals = self.proposals.iter().map(|(payload, _, _)| payload.bytes().len());
         let tiles = self.tiles.values().map(Vec::len);
@@ -68,7 +69,8 @@ impl LogWriter {
 
     /// Writes a batch if HEAD is what the writer believes; when this returns, it is durable.
     pub fn write(&mut self, expected: Head, changes: &Changes) -> Result<(), StoreError> {
-        self.store.transact(changes.bytes(), Durability::Immediate, |transaction| {
+        let batch = journal::encode(expected, changes);
+        self.store.transact(changes.bytes(), Durability::Immediate, Some(&batch), |transaction| {
             apply(transaction, expected, changes)
         })
     }
@@ -80,6 +82,7 @@ impl Store {
         &self,
         bytes: u64,
         durability: Durability,
+        batch: Option<&[u8]>,
         act: impl Fn(&WriteTransaction) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         self.room_for(bytes)?;
@@ -87,8 +90,8 @@ impl Store {
             std::thread::sleep(until.saturating_duration_since(Instant::now()));
         }
         let opened = self.opened()?;
-        let done = transact(&opened.database, durability, act);
         let disk = &self.inner.disk;
+        let done = opened.write(disk, durability, batch, act);
         if disk.flush_failed() {
             return Err(StoreError::FlushFailed);
         }
@@ -104,7 +107,8 @@ impl Store {
     }
 }
 
-fn transact(
+/// One transaction of the database.
+pub(super) fn transact(
     database: &Database,
     durability: Durability,
     act: impl Fn(&WriteTransaction) -> Result<(), StoreError>,
@@ -133,7 +137,17 @@ fn change_number(
     Ok(())
 }
 
-fn apply(transaction: &WriteTransaction, expected: Head, changes: &Changes) -> Result<(), StoreError> {
+/// Notes that a batch of the journal is in the database.
+pub(super) fn journaled(transaction: &WriteTransaction, number: u64) -> Result<(), StoreError> {
+    change_number(transaction, JOURNALED, |_| number)
+}
+
+/// Does what a batch says, if HEAD is what it expects.
+pub(super) fn apply(
+    transaction: &WriteTransaction,
+    expected: Head,
+    changes: &Changes,
+) -> Result<(), StoreError> {
     {
         let mut meta = transaction.open_table(META).map_err(StoreError::of)?;
         let head = meta.get(HEAD).map_err(StoreError::of)?.and_then(|value| head_of(value.value()));
@@ -241,7 +255,7 @@ impl NoteWriter {
         keep: impl Fn(u64) -> bool,
     ) -> Result<(), StoreError> {
         let bytes = note.len() + snapshot.map_or(0, |(note, state)| note.len() + state.len());
-        self.store.transact(bytes as u64, Durability::Immediate, |transaction| {
+        self.store.transact(bytes as u64, Durability::Immediate, None, |transaction| {
             let mut checkpoints = transaction.open_table(CHECKPOINTS).map_err(StoreError::of)?;
             checkpoints.insert(size, note.as_bytes()).map_err(StoreError::of)?;
             let Some((note, state)) = snapshot else { return Ok(()) };
@@ -259,7 +273,7 @@ impl NoteWriter {
     /// Says what will be pruned, before it is: the manifest, and the state before the first version kept.
     pub fn manifest(&self, min_version: u64, note: &str, snapshot: (&str, &str)) -> Result<(), StoreError> {
         let bytes = (note.len() + snapshot.0.len() + snapshot.1.len()) as u64;
-        self.store.transact(bytes, Durability::Immediate, |transaction| {
+        self.store.transact(bytes, Durability::Immediate, None, |transaction| {
             let mut manifests = transaction.open_table(MANIFESTS).map_err(StoreError::of)?;
             manifests.insert(min_version, note.as_bytes()).map_err(StoreError::of)?;
             let mut snapshots = transaction.open_table(SNAPSHOTS).map_err(StoreError::of)?;
@@ -271,7 +285,7 @@ impl NoteWriter {
 
     /// A manifest of a pruning that a later one goes beyond, as a restored log has it.
     pub fn former_manifest(&self, min_version: u64, note: &str) -> Result<(), StoreError> {
-        self.store.transact(note.len() as u64, Durability::Immediate, |transaction| {
+        self.store.transact(note.len() as u64, Durability::Immediate, None, |transaction| {
             let mut manifests = transaction.open_table(MANIFESTS).map_err(StoreError::of)?;
             manifests.insert(min_version, note.as_bytes()).map_err(StoreError::of)?;
             Ok(())
@@ -281,7 +295,7 @@ impl NoteWriter {
     /// A change of the signer set from below the first version kept, as a restored log has it.
     pub fn former_signers(&self, entry: &Entry, payload: &[u8]) -> Result<(), StoreError> {
         let bytes = (entry.bytes().len() + payload.len()) as u64;
-        self.store.transact(bytes, Durability::Immediate, |transaction| {
+        self.store.transact(bytes, Durability::Immediate, None, |transaction| {
             let version = entry.record().version;
             let mut entries = transaction.open_table(ENTRIES).map_err(StoreError::of)?;
             entries.insert(version, entry.bytes()).map_err(StoreError::of)?;
@@ -296,7 +310,7 @@ impl NoteWriter {
     /// not be durable at once: the manifest is, and what is left over is removed later.
     pub fn prune(&self, count: usize) -> Result<usize, StoreError> {
         let removed = std::cell::Cell::new(0);
-        self.store.transact(0, Durability::None, |transaction| {
+        self.store.transact(0, Durability::None, None, |transaction| {
             let meta = transaction.open_table(META).map_err(StoreError::of)?;
             let known = meta.get(MIN_VERSION).map_err(StoreError::of)?;
             let min = known.and_then(|value| value.value().try_into().ok()).map_or(0, u64::from_be_bytes);

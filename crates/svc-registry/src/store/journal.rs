@@ -1,0 +1,266 @@
+//! Batches on their way into the database: each is flushed here, in one piece, and is durable with that.
+//!
+//! The database then need not be flushed with every batch, which would cost it many pages for a little change. A batch
+//! is a record of whole pages: magic, length, sequence number, hash, body. The database keeps the number of the last
+//! batch that is in it; once it was flushed as a whole, the journal begins again from its first page. A start reads
+//! the records until the first that is none and does what is not in the database yet.
+
+use super::write::Changes;
+use super::{Gone, StoreError, head_bytes, head_of};
+use redb::StorageBackend;
+use ron_log::{Approval, B3, Entry, Head, Proposal};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Bytes of a journal, all of them there from the beginning.
+pub(super) const SIZE: u64 = 8 << 20;
+const PAGE: usize = 4096;
+const MAGIC: [u8; 8] = *b"ron-jrn1";
+/// Magic, length, number, hash.
+const HEADER: usize = 8 + 8 + 8 + 32;
+
+/// Where the next batch goes.
+#[derive(Debug)]
+pub(super) struct Journal {
+    medium: Arc<dyn StorageBackend>,
+    /// Of which store it is: records of another are none.
+    store: B3,
+    /// The number of the next batch.
+    next: u64,
+    at: u64,
+}
+
+impl Journal {
+    /// Reads the journal of a store that has all batches up to a number, and gives each later one to `act`.
+    pub(super) fn recover(
+        medium: Arc<dyn StorageBackend>,
+        store: B3,
+        last: u64,
+        mut act: impl FnMut(u64, Head, &Changes) -> Result<(), StoreError>,
+    ) -> Result<Journal, StoreError> {
+        let mut journal = Journal { medium, store, next: last + 1, at: 0 };
+        let mut found = 0;
+        while let Some((number, body, len)) = journal.record(journal.at)? {
+            if number > last + 1 && found == 0 {
+                return Err(damaged("it begins after the database's last change"));
+            }
+            if found > 0 && number != found + 1 {
+                break;
+            }
+            if number > last {
+                let (head, changes) = decode(&body).ok_or_else(|| damaged("a batch in it makes no sense"))?;
+                act(number, head, &changes)?;
+            }
+            found = number;
+            journal.at += len;
+        }
+        journal.next = last.max(found) + 1;
+        journal.nothing_beyond()?;
+        Ok(journal)
+    }
+
+    /// What comes after the last record was never flushed, or is older; a newer one would be cut off from the others.
+    fn nothing_beyond(&self) -> Result<(), StoreError> {
+        let mut at = self.at;
+        while at + PAGE as u64 <= self.medium.len().map_err(StoreError::of_io)? {
+            if self.record(at)?.is_some_and(|(number, ..)| number >= self.next) {
+                return Err(damaged("a record before its last one is damaged"));
+            }
+            at += PAGE as u64;
+        }
+        Ok(())
+    }
+
+    /// The record at a page: number, body, bytes of its pages.
+    fn record(&self, at: u64) -> Result<Option<(u64, Vec<u8>, u64)>, StoreError> {
+        let end = self.medium.len().map_err(StoreError::of_io)?;
+        let mut header = [0; HEADER];
+        if at + HEADER as u64 > end {
+            return Ok(None);
+        }
+        self.medium.read(at, &mut header).map_err(StoreError::of_io)?;
+        let mut fields = Fields(&header);
+        let (Some(magic), Some(len), Some(number), Some(hash)) =
+            (fields.array::<8>(), fields.number(), fields.number(), fields.array::<32>())
+        else {
+            return Ok(None);
+        };
+        let pages = pages(len);
+        if magic != MAGIC || len > SIZE || at + pages > end {
+            return Ok(None);
+        }
+        let mut body = vec![0; len as usize];
+        self.medium.read(at + HEADER as u64, &mut body).map_err(StoreError::of_io)?;
+        Ok((self.hash(number, &body) == B3(hash)).then_some((number, body, pages)))
+    }
+
+    fn hash(&self, number: u64, body: &[u8]) -> B3 {
+        let mut hasher = blake3::Hasher::new_keyed(&self.store.0);
+        hasher.update(&number.to_be_bytes()).update(body);
+        B3(*hasher.finalize().as_bytes())
+    }
+
+    /// The number the next batch will have, if there is room for it.
+    pub(super) fn number_for(&self, body: &[u8]) -> Option<u64> {
+        (self.at + pages(body.len() as u64) <= SIZE).then_some(self.next)
+    }
+
+    /// Writes a batch; it is durable once the medium was flushed. The page with the header comes last, so that a write that
+    /// found no room leaves no record.
+    pub(super) fn append(&mut self, body: &[u8]) -> std::io::Result<()> {
+        let len = pages(body.len() as u64);
+        let mut record = Vec::with_capacity(len as usize);
+        record.extend(MAGIC);
+        record.extend((body.len() as u64).to_be_bytes());
+        record.extend(self.next.to_be_bytes());
+        record.extend(self.hash(self.next, body).0);
+        record.extend(body);
+        record.resize(len as usize, 0);
+        let (first, rest) = record.split_at(PAGE);
+        if !rest.is_empty() {
+            self.medium.write(self.at + PAGE as u64, rest)?;
+        }
+        self.medium.write(self.at, first)?;
+        self.at += len;
+        self.next += 1;
+        Ok(())
+    }
+
+    pub(super) fn flush(&self) -> std::io::Result<()> {
+        self.medium.sync_data()
+    }
+
+    /// All that was written is in the database and flushed there.
+    pub(super) fn begin_again(&mut self) {
+        self.at = 0;
+    }
+}
+
+fn damaged(what: &str) -> StoreError {
+    let advice = "make the folder anew from an export with `ron registry import`, or from a copy";
+    StoreError::Damaged(format!("registry.journal is damaged ({what}): {advice}"))
+}
+
+/// Bytes of the pages that a body needs.
+fn pages(body: u64) -> u64 {
+    (HEADER as u64 + body).next_multiple_of(PAGE as u64)
+}
+
+/// A batch as bytes: HEAD before it, then each list with its length before it.
+pub(super) fn encode(expected: Head, changes: &Changes) -> Vec<u8> {
+    let Changes { entries, tiles, proposals, approvals, ended, forgotten } = changes;
+    let mut out = Vec::with_capacity(changes.bytes() as usize + 1024);
+    out.extend(head_bytes(expected));
+    number(&mut out, entries.len() as u64);
+    for (entry, proposal) in entries {
+        bytes(&mut out, entry.bytes());
+        bytes(&mut out, proposal.bytes());
+    }
+    number(&mut out, tiles.len() as u64);
+    for ((level, place), hashes) in tiles {
+        out.push(*level);
+        number(&mut out, *place);
+        bytes(&mut out, hashes);
+    }
+    number(&mut out, proposals.len() as u64);
+    for (proposal, received_at, ends_at) in proposals {
+        number(&mut out, *received_at);
+        number(&mut out, *ends_at);
+        bytes(&mut out, proposal.bytes());
+    }
+    number(&mut out, approvals.len() as u64);
+    for (payload, approval) in approvals {
+        out.extend(payload.0);
+        bytes(&mut out, approval.canonical().as_bytes());
+    }
+    number(&mut out, ended.len() as u64);
+    for (payload, how) in ended {
+        out.extend(payload.0);
+        let (how, at) = match how {
+            None => (0, 0),
+            Some((Gone::Expired, at)) => (1, *at),
+            Some((Gone::Withdrawn, at)) => (2, *at),
+        };
+        out.push(how);
+        number(&mut out, at);
+    }
+    number(&mut out, forgotten.len() as u64);
+    for payload in forgotten {
+        out.extend(payload.0);
+    }
+    out
+}
+
+fn number(out: &mut Vec<u8>, number: u64) {
+    out.extend(number.to_be_bytes());
+}
+
+fn bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    number(out, bytes.len() as u64);
+    out.extend(bytes);
+}
+
+/// A batch from its bytes; none if they are not one.
+pub(super) fn decode(body: &[u8]) -> Option<(Head, Changes)> {
+    let mut fields = Fields(body);
+    let head = head_of(fields.take(40)?)?;
+    let mut changes = Changes::default();
+    for _ in 0..fields.number()? {
+        let entry = Entry::parse(fields.bytes()?.to_vec()).ok()?;
+        let proposal = Proposal::parse_canonical(fields.bytes()?.to_vec()).ok()?;
+        changes.entries.push((entry, Arc::new(proposal)));
+    }
+    let mut tiles = BTreeMap::new();
+    for _ in 0..fields.number()? {
+        let [level] = fields.array()?;
+        tiles.insert((level, fields.number()?), fields.bytes()?.to_vec());
+    }
+    changes.tiles = tiles;
+    for _ in 0..fields.number()? {
+        let (received_at, ends_at) = (fields.number()?, fields.number()?);
+        let proposal = Proposal::parse_canonical(fields.bytes()?.to_vec()).ok()?;
+        changes.proposals.push((Arc::new(proposal), received_at, ends_at));
+    }
+    for _ in 0..fields.number()? {
+        let payload = B3(fields.array()?);
+        changes.approvals.push((payload, Approval::parse(fields.bytes()?).ok()?));
+    }
+    for _ in 0..fields.number()? {
+        let (payload, [how], at) = (B3(fields.array()?), fields.array()?, fields.number()?);
+        let how = match how {
+            0 => None,
+            1 => Some((Gone::Expired, at)),
+            2 => Some((Gone::Withdrawn, at)),
+            _ => return None,
+        };
+        changes.ended.push((payload, how));
+    }
+    for _ in 0..fields.number()? {
+        changes.forgotten.push(B3(fields.array()?));
+    }
+    fields.0.is_empty().then_some((head, changes))
+}
+
+/// What is left to be read.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)?.try_into().ok()
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        Some(u64::from_be_bytes(self.array()?))
+    }
+
+    fn bytes(&mut self) -> Option<&'a [u8]> {
+        let len = self.number()?;
+        self.take(usize::try_from(len).ok()?)
+    }
+}

@@ -1,0 +1,191 @@
+//! The journal: what it has survives every cut, and what is wrong with it is told.
+
+use super::super::journal::{SIZE, decode, encode};
+use super::*;
+
+/// A store's two media.
+struct Pair {
+    database: Faulty,
+    journal: Faulty,
+}
+
+impl Pair {
+    fn new() -> Pair {
+        let journal = Faulty::default();
+        journal.set_len(SIZE).unwrap();
+        Pair { database: Faulty::default(), journal }
+    }
+
+    fn open(&self) -> Result<Store, OpenError> {
+        Store::over(Disk::over(self.database.clone()).with_journal(self.journal.clone()), &roots())
+    }
+
+    fn after_power_cut(&self, seed: u64) -> Pair {
+        Pair {
+            database: self.database.after_power_cut(seed),
+            journal: self.journal.after_power_cut(seed + 1),
+        }
+    }
+
+    fn flushes(&self) -> (u64, u64) {
+        let count = |media: &Faulty| media.0.lock().unwrap().flushes;
+        (count(&self.database), count(&self.journal))
+    }
+
+    fn restored(&self) -> Restored {
+        self.open().unwrap().restore(&roots(), &log_key()).unwrap()
+    }
+}
+
+/// A store with so many batches in its journal.
+fn grown(batches: u64) -> (Pair, Grown) {
+    let media = Pair::new();
+    let store = media.open().unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    for _ in 0..batches {
+        writer.write(log.state.head(), &log.next()).unwrap();
+    }
+    // A crash: neither is closed.
+    (media.after_power_cut(0), log)
+}
+
+#[test]
+fn what_was_acknowledged_through_the_journal_survives_every_power_cut() {
+    let media = Pair::new();
+    let store = media.open().unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    let before = media.flushes();
+    for version in 1..=300u64 {
+        let head = log.state.head();
+        writer.write(head, &log.next()).unwrap();
+        assert_eq!(store.reader().unwrap().head().unwrap(), log.state.head());
+        if version % 70 == 0 {
+            store.change(|_| {});
+        }
+        if version % 23 == 0 {
+            for seed in 0..2 {
+                let restored = media.after_power_cut(version * 31 + seed).restored();
+                assert_eq!(restored.state, log.state);
+                assert_eq!((restored.tree.root(), restored.edge), (log.tree.root(), log.edge.clone()));
+            }
+        }
+    }
+    let after = media.flushes();
+    assert_eq!(
+        (after.0 - before.0, after.1 - before.1),
+        (4, 300),
+        "one flush a batch, one for anything else"
+    );
+    // A batch whose flush never came is there as a whole or not at all, and nobody was shown it.
+    let (head, changes) = (log.state.head(), log.next());
+    media.journal.fail_flushes(true);
+    assert!(matches!(writer.write(head, &changes), Err(StoreError::FlushFailed)));
+    assert_eq!(store.reader().unwrap().head().unwrap(), head);
+    for seed in 0..16 {
+        let found = media.after_power_cut(seed).restored().state.head();
+        assert!([head, log.state.head()].contains(&found), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_journal_that_is_full_begins_again_once_the_database_was_flushed() {
+    let media = Pair::new();
+    let store = media.open().unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    let before = media.flushes();
+    // Each takes two pages or three.
+    for _ in 0..1500 {
+        writer.write(log.state.head(), &log.next()).unwrap();
+    }
+    let after = media.flushes();
+    assert!((1..4).contains(&(after.0 - before.0)), "{before:?} {after:?}");
+    assert!(after.1 - before.1 < 1500 && after.1 - before.1 > 1490, "{before:?} {after:?}");
+    assert_eq!(media.after_power_cut(1).restored().state, log.state);
+}
+
+#[test]
+fn a_full_disk_takes_back_what_the_journal_could_not_take() {
+    let media = Pair::new();
+    let store = media.open().unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    writer.write(log.state.head(), &log.next()).unwrap();
+    let head = log.state.head();
+    media.journal.fill(true);
+    let changes = log.next();
+    for _ in 0..2 {
+        assert!(matches!(writer.write(head, &changes), Err(StoreError::Full)));
+        assert_eq!(store.reader().unwrap().head().unwrap(), head, "nothing of it was kept");
+    }
+    media.journal.fill(false);
+    store.writable().unwrap();
+    writer.write(head, &changes).unwrap();
+    assert_eq!(media.after_power_cut(1).restored().state, log.state);
+}
+
+#[test]
+fn a_damaged_record_is_told_unless_it_is_the_last() {
+    let (media, log) = grown(5);
+    let restored_with = |at: usize| {
+        let media = media.after_power_cut(0);
+        media.journal.set(|media| media.bytes[at] ^= 1);
+        media.open().map(|store| store.reader().unwrap().head().unwrap().version)
+    };
+    assert_eq!(media.after_power_cut(0).restored().state, log.state);
+    assert_eq!(restored_with(SIZE as usize - 1).unwrap(), 5, "nothing is there");
+    for at in [0, 9, 17, 30, 100] {
+        let said = restored_with(at).unwrap_err().to_string();
+        assert!(said.contains("registry.journal is damaged") && said.contains("import"), "{at}: {said}");
+    }
+    let last = 4 * 4096;
+    assert_eq!(restored_with(last + 100).unwrap(), 4, "as after a write that was cut");
+}
+
+#[test]
+fn a_journal_of_another_store_is_none_and_one_that_goes_on_elsewhere_is_told() {
+    let (media, _) = grown(5);
+    let others = TrustRoots { log: "other.example/log".into(), ..roots() };
+    let other = Disk::over(Faulty::default()).with_journal(media.journal.clone());
+    assert_eq!(Store::over(other, &others).unwrap().reader().unwrap().head().unwrap().version, 0);
+    // It was begun again after the third batch, and the database is one from before.
+    let media = Pair::new();
+    let store = media.open().unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    let old = media.database.after_power_cut(0);
+    for version in 1..=5 {
+        writer.write(log.state.head(), &log.next()).unwrap();
+        if version == 3 {
+            store.change(|_| {});
+        }
+    }
+    assert_eq!(media.after_power_cut(0).restored().state, log.state);
+    let said = Pair { database: old, ..media.after_power_cut(0) }.open().unwrap_err().to_string();
+    assert!(said.contains("begins after the database's last change"), "{said}");
+}
+
+#[test]
+fn a_batch_is_read_as_it_was_written_and_no_part_of_one_is_one() {
+    let store = Store::in_memory(&roots()).unwrap();
+    let mut log = Grown::new(&store);
+    let head = log.state.head();
+    let first = log.next();
+    let mut changes = log.next();
+    let proposal = first.entries[0].1.clone();
+    let id = proposal.b3();
+    changes.proposals.push((proposal, 1, u64::MAX));
+    changes.approvals.push((id, Approval::sign("s1", &key(1), id, 7)));
+    changes.ended = vec![(id, None), (id, Some((Gone::Expired, 5))), (id, Some((Gone::Withdrawn, 6)))];
+    changes.forgotten = vec![id, ron_log::B3::ZERO];
+    let body = encode(head, &changes);
+    let (found, read) = decode(&body).unwrap();
+    assert_eq!(found, head);
+    assert_eq!(format!("{read:?}"), format!("{changes:?}"));
+    for len in 0..body.len() {
+        assert!(decode(&body[..len]).is_none(), "{len}");
+    }
+    assert!(decode(&[body.as_slice(), &[0]].concat()).is_none());
+}
