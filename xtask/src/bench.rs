@@ -36,12 +36,13 @@ pub(crate) struct Bench {
 /// A scenario prints its table and returns its figures; `None` if it could not be run.
 type Scenario = fn(&Bench) -> Option<Value>;
 
-const SCENARIOS: [(&str, Scenario); 9] = [
+const SCENARIOS: [(&str, Scenario); 10] = [
     ("h1", compare::h1),
     ("h2", compare::h2),
     ("tls", compare::tls),
     ("reject", own::reject),
     ("tenants", own::tenants),
+    ("tokens", own::tokens),
     ("idle", idle::run),
     ("latency", compare::latency),
     ("stream", compare::stream),
@@ -95,7 +96,7 @@ fn run(service: &str, scenarios: &[(&str, Scenario)], needs: &[tools::Program], 
         println!("no scenario {unknown:?}; known: {}", known.join(", "));
         return false;
     }
-    // A binary that is there already, for a machine on which others build.
+    // A binary that exists already. No name of ours begins with `RON_`: those are keys of its configuration.
     let given = std::env::var_os("BENCH_RON").map(PathBuf::from);
     let built = given.is_some() || cargo(&["build", "--release", "-p", "ron"]);
     // Nodes of the overlay share both cores with the load; elsewhere the server has one to itself.

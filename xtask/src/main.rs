@@ -21,7 +21,7 @@ cargo xtask assets                     fetch what the preview page of packs draw
 cargo xtask fuzz [TARGET] [SECONDS]    coverage-guided fuzzing, 60 s a target by default
 cargo xtask bench gateway [--quick] [SCENARIO...]
                                        beside nginx and HAProxy; figures in target/bench; none named: all of
-                                       h1 h2 tls reject tenants idle latency stream overload
+                                       h1 h2 tls reject tenants tokens idle latency stream overload
 cargo xtask bench edge [--quick] [SCENARIO...]
                                        beside nginx, Varnish and, if installed, Martin; none named: all of
                                        objects ranges tiles herd memory

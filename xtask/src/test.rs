@@ -17,13 +17,22 @@ pub(crate) fn all(without_servers: bool) -> bool {
     let checks = [
         cargo(&["fmt", "--all", "--check"]),
         cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-        cargo(&["clippy", "--workspace", "--all-targets", "--features", "ron/otlp", "--", "-D", "warnings"]),
+        cargo(&[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--features",
+            "ron/otlp,ron/quic",
+            "--",
+            "-D",
+            "warnings",
+        ]),
         deny(),
     ];
     let failed = checks.iter().filter(|good| !**good).count();
     let checks = (failed == 0, checks.len() - failed, failed);
     let mut command = Command::new("cargo");
-    command.args(["test", "--workspace", "--features", "ron/otlp", "--no-fail-fast"]);
+    command.args(["test", "--workspace", "--features", "ron/otlp,ron/quic", "--no-fail-fast"]);
     if !ready {
         command.args([
             "--",
@@ -33,6 +42,8 @@ pub(crate) fn all(without_servers: bool) -> bool {
             "openssl",
             "--skip",
             "chromium",
+            "--skip",
+            "strace",
             "--skip",
             "tippecanoe",
             "--skip",

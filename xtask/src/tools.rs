@@ -7,7 +7,7 @@ use std::process::Command;
 /// A program, the Debian package it is in, and what cannot be done without it.
 pub(crate) type Program = (&'static str, &'static str, &'static str);
 
-pub(crate) const FOR_TESTS: [Program; 6] = [
+pub(crate) const FOR_TESTS: [Program; 7] = [
     ("chromium", "chromium", "the preview page of packs in a browser"),
     ("npm", "npm", "the library that the preview page draws its map with"),
     ("curl", "curl", "TLS, HTTP/2 and Unix sockets with a client of others"),
@@ -18,6 +18,7 @@ pub(crate) const FOR_TESTS: [Program; 6] = [
         "python3",
         "bodies compressed by encoders of others, and a second verifier of the registry's formats",
     ),
+    ("strace", "strace", "that a node under amnesia writes no file"),
 ];
 
 pub(crate) const FOR_BENCHES: [Program; 5] = [
@@ -73,6 +74,24 @@ pub(crate) fn ensure(programs: &[Program]) -> bool {
         println!("missing: {program} (package {package}), needed for {needed}");
     }
     still.is_empty()
+}
+
+/// Whether a binary can be linked with all it needs: the standard library for that, and a C compiler for what is in C.
+pub(crate) fn musl(platform: &str) -> bool {
+    let installed = || {
+        let lib = Command::new("rustc").args(["--print", "target-libdir", "--target", platform]).output();
+        lib.is_ok_and(|lib| {
+            std::path::Path::new(String::from_utf8_lossy(&lib.stdout).trim()).exists()
+                && !lib.stdout.is_empty()
+        })
+    };
+    if !installed() {
+        println!("installing the standard library for {platform}");
+        let mut command = Command::new("rustup");
+        command.args(["target", "add", platform]);
+        status(command);
+    }
+    installed() && ensure(&[("musl-gcc", "musl-tools", "a binary that needs no C library")])
 }
 
 /// Tools for packs by others, as PyPI has them.

@@ -8,6 +8,8 @@ use serde_json::{Map, Value, json};
 
 /// The feature that appends a checksum to every frame after HELLO.
 pub const CRC32C: &str = "crc32c";
+/// The feature of a side that asks only: it takes no part in the gossip.
+pub const CLIENT: &str = "client";
 /// Requests that a peer takes at once if it does not say.
 pub const INFLIGHT: u32 = 512;
 /// More than this many entries of a list, or bytes of a text, are nobody's honest HELLO.

@@ -9,7 +9,7 @@ mod exchange;
 pub use exchange::Place;
 
 use crate::bucket::Bucket;
-use crate::control::{CRC32C, Control, Goaway, Hello};
+use crate::control::{CLIENT, CRC32C, Control, Goaway, Hello};
 use crate::decode::{Decoded, Decoder};
 use crate::error::{FrameError, problem};
 use crate::frame::{APP_CONTROL, Encoded, FRAME_MAX, FRAME_MIN_MAX, Flags, Frame, Kind};
@@ -54,6 +54,8 @@ pub struct Agreed {
     /// Requests that the peer takes at once.
     pub max_inflight: u32,
     pub crc32c: bool,
+    /// The peer takes no part in the gossip.
+    pub client: bool,
     pub node: Option<NodeId>,
     pub ua: String,
 }
@@ -387,6 +389,7 @@ impl Session {
             max_frame,
             max_inflight: hello.max_inflight,
             crc32c: features.iter().any(|feature| feature == CRC32C),
+            client: hello.features.iter().any(|feature| feature == CLIENT),
             node: self.config.proved.or(hello.node),
             ua: hello.ua.clone(),
         }
@@ -477,6 +480,9 @@ impl Session {
             return self.close(Some(Goaway::Limit), Closed::Limit);
         }
         match verdict {
+            Verdict::Take(place) if !frame.flags.has(Flags::COMP) => {
+                self.events.push_back(Event::Frame(frame, place));
+            }
             Verdict::Take(place) => match frame.clone().inflate() {
                 Ok(frame) => self.events.push_back(Event::Frame(frame, place)),
                 Err(error) => self.refuse(&frame, error, now),

@@ -6,6 +6,7 @@
 mod body;
 pub mod client;
 mod fields;
+mod file;
 pub mod h1;
 mod h2;
 mod interim;
@@ -19,12 +20,13 @@ mod tunnel;
 
 pub use body::{Body, BodyError};
 pub use fields::{Fields, Lines, Written};
+pub use file::FileBody;
 pub use interim::{Interim, InterimSender};
-pub use io::Io;
+pub use io::{Duplex, Io};
 pub use listener::{BindError, Bound, Peer, bind_tcp, bind_unix};
 pub use proxy_protocol::parse as parse_proxy_header;
 pub use serve::{
     ConnInfo, Handler, Server, ServerLimits, TurnedAway, WritePatience, requests_family, server_tasks,
 };
 pub use timer::Timer;
-pub use tunnel::Tunnel;
+pub use tunnel::{Tunnel, upgrade_of};

@@ -16,7 +16,7 @@ mod soak;
 pub use client::{Answer, Client, get, request};
 pub use load::{Flow, Load, Outcome, Sample, percentile};
 pub use node::{Node, api_key, command, ron, ron_with};
-pub use origin::{Gate, Origin, Script, Stream};
+pub use origin::{Choice, Gate, Origin, Script, Stream};
 pub use random::Random;
 pub use slots::{Fault, SlotOrigin};
 pub use soak::{Check, Plan, soak};

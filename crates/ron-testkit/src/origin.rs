@@ -38,6 +38,24 @@ pub enum Script {
     HangUp,
     /// What this makes of the request's head.
     ByHead(fn(&str) -> Script),
+    /// The same, by something that knows more than the head.
+    ByRequest(Choice),
+}
+
+/// Chooses a script by a request's head.
+#[derive(Clone)]
+pub struct Choice(Arc<dyn Fn(&str) -> Script + Send + Sync>);
+
+impl Script {
+    pub fn by_request(choose: impl Fn(&str) -> Script + Send + Sync + 'static) -> Script {
+        Script::ByRequest(Choice(Arc::new(choose)))
+    }
+}
+
+impl std::fmt::Debug for Choice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Choice")
+    }
 }
 
 /// Holds whoever comes, until it is opened.
@@ -163,9 +181,13 @@ fn serve(mut stream: impl Read + Write, log: &Log, choose: &dyn Fn(&str) -> Scri
         log.seen.lock().expect("no test panics while holding this").push(head.clone());
         let path = head.split(' ').nth(1).unwrap_or("/").to_owned();
         let mut script = choose(&path);
-        while let Script::ByHead(choose) = script {
-            script = choose(&head);
-        }
+        script = loop {
+            script = match script {
+                Script::ByHead(choose) => choose(&head),
+                Script::ByRequest(Choice(choose)) => choose(&head),
+                done => break done,
+            };
+        };
         if matches!(script, Script::HangUp) {
             return Ok(());
         }
@@ -228,7 +250,7 @@ fn act(
             stream.flush()?;
             return Ok(false);
         }
-        Script::HangUp | Script::ByHead(_) => return Ok(false),
+        Script::HangUp | Script::ByHead(_) | Script::ByRequest(_) => return Ok(false),
         Script::Upgrade => {
             echo(stream, std::mem::take(buffer))?;
             return Ok(false);

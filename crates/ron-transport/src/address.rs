@@ -1,4 +1,4 @@
-//! Where a node is: `ed25519:…@host:port`, or a Unix socket in place of host and port.
+//! Where a node is: `ed25519:…@host:port`, `quic:host:port` or a Unix socket in place of host and port.
 
 use oap::NodeId;
 use ron_kernel::config::{Node, Problems, Setting, Value};
@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 const QUIC: &str = "quic:";
+/// Whether this build has it.
+const BUILT: bool = cfg!(feature = "quic");
 const UNIX: &str = "unix:";
 
 /// Where to dial.
@@ -16,6 +18,8 @@ const UNIX: &str = "unix:";
 pub enum Address {
     /// A name or an IP address (IPv6 without its brackets), and a port.
     Tcp(String, u16),
+    /// The same over QUIC; only in a build with the feature `quic`.
+    Quic(String, u16),
     Unix(PathBuf),
 }
 
@@ -23,7 +27,7 @@ impl Address {
     /// Whether what is sent there stays on this machine.
     pub fn is_local(&self) -> bool {
         match self {
-            Address::Tcp(host, _) => {
+            Address::Tcp(host, _) | Address::Quic(host, _) => {
                 host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
             }
             Address::Unix(_) => true,
@@ -35,18 +39,19 @@ impl FromStr for Address {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Address, String> {
-        if text.starts_with(QUIC) {
-            return Err(no_quic(text));
-        }
         if let Some(path) = text.strip_prefix(UNIX).filter(|path| !path.is_empty()) {
             return Ok(Address::Unix(path.into()));
         }
+        let (make, at): (fn(_, _) -> _, _) = match quic(text, BUILT)? {
+            Some(at) => (Address::Quic, at),
+            None => (Address::Tcp, text),
+        };
         let read = || {
-            let (host, port) = text.rsplit_once(':')?;
+            let (host, port) = at.rsplit_once(':')?;
             let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
             // A bare IPv6 address would leave open where its port begins.
             let host = bare.or((!host.contains(':')).then_some(host)).filter(|host| !host.is_empty())?;
-            Some(Address::Tcp(host.to_owned(), port.parse().ok().filter(|port| *port > 0)?))
+            Some(make(host.to_owned(), port.parse().ok().filter(|port| *port > 0)?))
         };
         read().ok_or_else(|| {
             format!("{text:?} is no address: write host:port, such as 10.0.0.2:9500, or unix:PATH")
@@ -59,13 +64,21 @@ impl fmt::Display for Address {
         match self {
             Address::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
             Address::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Address::Quic(host, port) => write!(f, "{QUIC}{}", Address::Tcp(host.clone(), *port)),
             Address::Unix(path) => write!(f, "{UNIX}{}", path.display()),
         }
     }
 }
 
-fn no_quic(text: &str) -> String {
-    format!("{text:?}: QUIC is not part of this build; write host:port for TCP, or unix:PATH")
+/// What follows `quic:`, if the build has it.
+fn quic(text: &str, built: bool) -> Result<Option<&str>, String> {
+    let at = text.strip_prefix(QUIC);
+    if at.is_some() && !built {
+        return Err(format!(
+            "{text:?}: QUIC is not part of this build: build with `--features quic`, write host:port for TCP, or unix:PATH"
+        ));
+    }
+    Ok(at)
 }
 
 /// A peer as configured: who it is, and where.
@@ -95,6 +108,8 @@ impl fmt::Display for PeerAddress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
     Tcp(SocketAddr),
+    /// Only in a build with the feature `quic`.
+    Quic(SocketAddr),
     /// Relative to the data folder.
     Unix(String),
 }
@@ -102,7 +117,7 @@ pub enum Listen {
 impl Listen {
     pub fn is_local(&self) -> bool {
         match self {
-            Listen::Tcp(address) => address.ip().is_loopback(),
+            Listen::Tcp(address) | Listen::Quic(address) => address.ip().is_loopback(),
             Listen::Unix(_) => true,
         }
     }
@@ -110,7 +125,7 @@ impl Listen {
     pub fn tcp(&self) -> Option<SocketAddr> {
         match self {
             Listen::Tcp(address) => Some(*address),
-            Listen::Unix(_) => None,
+            Listen::Quic(_) | Listen::Unix(_) => None,
         }
     }
 }
@@ -119,13 +134,13 @@ impl FromStr for Listen {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Listen, String> {
-        if text.starts_with(QUIC) {
-            return Err(no_quic(text));
-        }
         if let Some(path) = text.strip_prefix(UNIX).filter(|path| !path.is_empty()) {
             return Ok(Listen::Unix(path.to_owned()));
         }
-        let address = text.parse::<SocketAddr>().ok().map(Listen::Tcp);
+        let address = match quic(text, BUILT)? {
+            Some(at) => at.parse().ok().map(Listen::Quic),
+            None => text.parse().ok().map(Listen::Tcp),
+        };
         address.ok_or_else(|| {
             format!("{text:?} is no address: write IP:PORT, such as \"127.0.0.1:9500\", or unix:PATH")
         })
@@ -136,6 +151,7 @@ impl fmt::Display for Listen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Listen::Tcp(address) => write!(f, "{address}"),
+            Listen::Quic(address) => write!(f, "{QUIC}{address}"),
             Listen::Unix(path) => write!(f, "{UNIX}{path}"),
         }
     }
@@ -191,8 +207,17 @@ mod tests {
         for at in ["", "host", "host:", ":9500", "host:0", "host:70000", "::1:9500", "unix:"] {
             check(&format!("{KEY}@{at}"), "write host:port");
         }
-        check(&format!("{KEY}@quic:host:1"), "QUIC is not part of this build");
-        assert!("quic:127.0.0.1:1".parse::<Listen>().unwrap_err().contains("QUIC"));
+        let (peer, listen) = (format!("{KEY}@quic:host:1"), "quic:127.0.0.1:1");
+        if BUILT {
+            assert_eq!(peer.parse::<PeerAddress>().unwrap().to_string(), peer);
+            assert_eq!(listen.parse::<Listen>().unwrap().to_string(), listen);
+            check(&format!("{KEY}@quic:host"), "write host:port");
+        } else {
+            check(&peer, "QUIC is not part of this build: build with `--features quic`");
+            assert!(listen.parse::<Listen>().unwrap_err().contains("QUIC is not part"));
+        }
+        assert!(quic(listen, false).unwrap_err().contains("build with `--features quic`"));
+        assert_eq!((quic(listen, true), quic("host:1", false)), (Ok(Some("127.0.0.1:1")), Ok(None)));
     }
 
     #[test]

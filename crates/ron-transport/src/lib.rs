@@ -1,4 +1,5 @@
-//! How nodes reach each other: TCP with TLS 1.3 under the nodes' own keys, Unix sockets, plain TCP where that is safe.
+//! How nodes reach each other: TCP with TLS 1.3 under the nodes' own keys, Unix sockets, plain TCP where that is safe,
+//! and QUIC with the feature `quic`.
 //!
 //! Start from [`Tls`], which proves who is at the other end, and [`Dialer`]; [`address`] is how peers and listeners
 //! are written, [`identity`] how a key becomes a certificate, [`Writer`] the one thing that may write to a
@@ -11,6 +12,8 @@ pub mod backoff;
 pub mod dial;
 pub mod identity;
 pub mod meet;
+#[cfg(feature = "quic")]
+pub mod quic;
 pub mod tls;
 pub mod writer;
 

@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio_rustls::{LazyConfigAcceptor, TlsConnector, TlsStream};
 
-const ALPN: &[u8] = b"oap/1";
+pub(crate) const ALPN: &[u8] = b"oap/1";
 /// Names are not checked, but TLS wants one.
-const NAME: &str = "node.invalid";
+pub(crate) const NAME: &str = "node.invalid";
 
 choice! {
     /// Whether nodes speak TLS with each other.
@@ -134,8 +134,8 @@ impl HandshakeError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proved {
     pub node: NodeId,
-    /// Whether the key exchange was a hybrid one.
-    pub post_quantum: bool,
+    /// Whether the key exchange was a hybrid one; none if that is not known.
+    pub post_quantum: Option<bool>,
     /// Whether the key was shown as it is.
     pub raw: bool,
 }
@@ -217,6 +217,21 @@ impl Tls {
         Ok((Io::from(TlsStream::from(stream)), proved))
     }
 
+    #[cfg(feature = "quic")]
+    pub(crate) fn server(&self) -> Arc<ServerConfig> {
+        self.certs.server.clone()
+    }
+
+    #[cfg(feature = "quic")]
+    pub(crate) fn client(&self) -> Arc<ClientConfig> {
+        self.certs.client.config().clone()
+    }
+
+    #[cfg(feature = "quic")]
+    pub(crate) fn pq(&self) -> PostQuantum {
+        self.pq
+    }
+
     fn failed(&self, error: io::Error) -> HandshakeError {
         let Some(why) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) else {
             return HandshakeError::Io(error);
@@ -269,15 +284,19 @@ impl Pair {
     }
 }
 
+/// The key that the other end has shown.
+pub(crate) fn node_shown(shown: Option<&CertificateDer<'_>>, raw: bool) -> Result<NodeId, HandshakeError> {
+    let node = shown.and_then(|shown| node_of(shown, raw));
+    node.ok_or(HandshakeError::Certificate(Error::NoCertificatesPresented))
+}
+
 fn proved(state: &CommonState, raw: bool) -> Result<Proved, HandshakeError> {
     if state.alpn_protocol() != Some(ALPN) {
         return Err(HandshakeError::Alpn);
     }
-    let shown: Option<&CertificateDer<'_>> = state.peer_certificates().and_then(|shown| shown.first());
-    let node = shown.and_then(|shown| node_of(shown, raw));
-    let node = node.ok_or(HandshakeError::Certificate(Error::NoCertificatesPresented))?;
+    let node = node_shown(state.peer_certificates().and_then(|shown| shown.first()), raw)?;
     let group = state.negotiated_key_exchange_group().map(|group| group.name());
-    Ok(Proved { node, post_quantum: group == Some(rustls::NamedGroup::X25519MLKEM768), raw })
+    Ok(Proved { node, post_quantum: Some(group == Some(rustls::NamedGroup::X25519MLKEM768)), raw })
 }
 
 #[cfg(test)]

@@ -62,6 +62,17 @@ pub(crate) enum Command {
     /// Look at a registry, change it, sign, verify, prove.
     #[command(subcommand)]
     Registry(RegistryCommand),
+    /// Watch a running node: queues, tenants, refusals, sessions, head, with rates; live on a terminal, once elsewhere.
+    Top {
+        /// How often to look, between 200ms and 1m.
+        #[arg(long, value_name = "TIME", default_value = "1s")]
+        interval: Span,
+        /// Print everything once, with the rates of one interval, and end. So do --json and a stream that is no terminal.
+        #[arg(long)]
+        once: bool,
+        #[command(flatten)]
+        target: Target,
+    },
     /// Look at the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -185,7 +196,7 @@ pub(crate) enum EdgeCommand {
         #[command(flatten)]
         target: packs::Target,
     },
-    /// Work on pack files, without a node.
+    /// Work on pack files, and make them.
     #[command(subcommand)]
     Pack(PackCommand),
 }

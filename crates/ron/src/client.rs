@@ -46,6 +46,11 @@ pub(crate) struct Target {
 const OWN_TTL: Duration = Duration::from_secs(3600);
 
 impl Target {
+    /// The files that lead to the node, if they do: its configuration, or none for ./ron-data.
+    pub(crate) fn files(&self) -> Option<Option<&Path>> {
+        self.url.is_none().then_some(self.config.as_deref())
+    }
+
     /// The node of a configuration file, or of `./ron-data`.
     pub(crate) fn of_file(config: Option<PathBuf>, json: bool) -> Target {
         Target { url: None, config, token: None, json }
@@ -154,6 +159,20 @@ impl Admin {
         self.read(response)
     }
 
+    /// The whole answer whatever it is, if the node is never silent for longer.
+    pub(crate) fn fetch(&self, path: &str, silence_max: Duration) -> anyhow::Result<(u16, Vec<u8>)> {
+        let response = self.request("GET", path, &[], b"", silence_max)?;
+        let (status, mut raw) = (response.status, Vec::new());
+        let read = response.body.take(ANSWER_MAX).read_to_end(&mut raw);
+        read.with_context(|| format!("the node at {} did not answer", self.address))?;
+        Ok((status, raw))
+    }
+
+    /// `host:port`
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
     /// What the node sends for as long as it lives, if it sends anything at all.
     pub(crate) fn stream(&self, path: &str) -> anyhow::Result<http1::BodyReader> {
         let response = self.request("GET", path, &[], b"", STREAM_SILENCE)?;
@@ -192,7 +211,7 @@ impl Admin {
         anyhow::Error::from(error).context(no_answer(&self.address, &self.known_from))
     }
 
-    fn stranger(&self) -> String {
+    pub(crate) fn stranger(&self) -> String {
         format!(
             "what answers at {} is no admin plane of a ron node; see the node's addresses.json",
             self.address

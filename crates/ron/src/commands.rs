@@ -3,7 +3,7 @@
 use crate::Usage;
 use crate::cli::{Cli, Command, ConfigCommand, KeyCommand, Limits, Source, TokenCommand};
 use crate::secret::Secret;
-use crate::{edge, gateway, overlay, registry};
+use crate::{edge, gateway, overlay, registry, top};
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 use ron::config::{Config, sources};
@@ -40,6 +40,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Edge(command) => edge::run(command),
         Command::Overlay(command) => overlay::run(command),
         Command::Registry(command) => registry::run(command),
+        Command::Top { interval, once, target } => top::run(&target, interval, once),
         Command::Config(command) => config(command),
         Command::Key(command) => key(command),
         Command::Token(command) => token(command),
@@ -146,7 +147,7 @@ fn config(command: ConfigCommand) -> anyhow::Result<ExitCode> {
 fn show_up(mut loaded: Loaded<Config>) -> Vec<(String, String, String)> {
     let told: HashMap<_, _> =
         show(&loaded).into_iter().map(|(key, value, origin)| (key, (value, origin))).collect();
-    loaded.value = Front::planned(&loaded.value).applied(&loaded.value);
+    loaded.value = Front::planned(&loaded).applied(&loaded.value);
     let origin = |key: &String, value: &String| match told.get(key) {
         Some((known, origin)) if known == value => origin.clone(),
         _ => "added by `ron up`".to_owned(),

@@ -1,11 +1,12 @@
 //! `ron up` on one port: what its gateway leads to besides what the file says.
 
 use crate::config::Config;
-use ron_kernel::config::Problems;
+use ron_kernel::config::{Loaded, Problems};
 use ron_kernel::units::Span;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use svc_gateway::config::{
-    BreakerSettings, GatewaySettings, RetrySettings, RouteAuth, RouteSettings, TellDeadline, UpstreamSettings,
+    AuthMode, BreakerSettings, GatewaySettings, RetrySettings, RouteAuth, RouteSettings, TellDeadline,
+    UpstreamSettings,
 };
 
 const EDGE: &str = "node.edge";
@@ -23,12 +24,17 @@ const LONG_POLL: Span = Span::secs(360);
 pub struct Front {
     edge: Option<SocketAddr>,
     registry: Option<SocketAddr>,
+    /// Whether topics of the overlay are bridged though nothing says so.
+    bridge: bool,
 }
 
 impl Front {
     /// As the configuration has it. Which port a 0 stands for is known later.
-    pub fn planned(config: &Config) -> Front {
+    pub fn planned(loaded: &Loaded<Config>) -> Front {
+        let config = &loaded.value;
+        let said = loaded.origins.contains_key("gateway.bridge.enabled");
         Front {
+            bridge: config.overlay.enabled && !said && may_bridge(config),
             edge: config.edge.enabled.then(|| reachable(config.edge.listen)),
             registry: config.registry.enabled.then(|| reachable(config.registry.listen)),
         }
@@ -43,6 +49,7 @@ impl Front {
         Front {
             edge: self.edge.and_then(|_| plain(edge)),
             registry: self.registry.and_then(|_| plain(registry)),
+            ..self
         }
     }
 
@@ -54,9 +61,10 @@ impl Front {
     /// The configuration with the gateway in front of the others, which trust it.
     pub fn applied(&self, config: &Config) -> Config {
         let mut config = config.clone();
-        if !self.leads(&config) {
+        if !(config.gateway.front && config.gateway.enabled) {
             return config;
         }
+        config.gateway.bridge.enabled |= self.bridge;
         let inflight = config.gateway.max_inflight;
         let mut routes = Vec::new();
         if let Some(at) = self.edge {
@@ -73,7 +81,7 @@ impl Front {
         if let Some(at) = self.registry {
             trust(&mut config.registry.limits.trusted_proxies, at.ip());
             config.gateway.upstreams.push(upstream(REGISTRY, at, inflight / 4));
-            config.gateway.upstreams.push(upstream(STREAMS, at, inflight / 4));
+            config.gateway.upstreams.push(upstream(STREAMS, at, inflight / 8));
             let max_body_bytes = Some(config.registry.limits.max_body_bytes);
             let paths = [("/registry/*", REGISTRY), ("/registry/stream", STREAMS), ("/registry/ws", STREAMS)];
             for (path, upstream) in
@@ -97,7 +105,26 @@ impl Front {
 /// What of the file does not go together with the gateway in front.
 pub(crate) fn check(config: &Config, problems: &mut Problems) {
     let gateway = &config.gateway;
-    if !Front::planned(config).leads(config) {
+    if gateway.bridge.enabled && !may_bridge(config) {
+        problems.add(
+            "gateway.bridge.enabled",
+            "is on, gateway.auth.mode is \"none\", and others than this machine may come: anybody could publish; \
+             ask for credentials, or set node.danger_ok = true if that is meant",
+        );
+    }
+    let plain = config.overlay.tls.mode.as_str() == "off" && !config.node.danger_ok;
+    if plain
+        && gateway.bridge.enabled
+        && let Ok(Some(peer)) = gateway.bridge.peer()
+        && !peer.at.is_local()
+    {
+        problems.add(
+            "gateway.bridge.peer",
+            "is on another machine, and overlay.tls.mode is \"off\": anybody on the way could read and write; \
+             turn it on, or set node.danger_ok = true if that is meant",
+        );
+    }
+    if !(gateway.front && gateway.enabled) {
         return;
     }
     for (index, upstream) in gateway.upstreams.iter().enumerate() {
@@ -119,8 +146,13 @@ pub(crate) fn check(config: &Config, problems: &mut Problems) {
     }
 }
 
+/// Whether nobody comes to the overlay who may not.
+fn may_bridge(config: &Config) -> bool {
+    config.gateway.auth.mode != AuthMode::None || !is_public(&config.gateway) || config.node.danger_ok
+}
+
 /// Whether others than this machine may reach the gateway.
-pub(crate) fn is_public(gateway: &GatewaySettings) -> bool {
+fn is_public(gateway: &GatewaySettings) -> bool {
     let mut listens = std::iter::once(gateway.listen).chain(gateway.tls.iter().map(|tls| tls.listen));
     listens.any(|listen| !listen.ip().is_loopback())
 }
@@ -171,7 +203,12 @@ fn route(path: &str, upstream: &str, methods: &[&str]) -> RouteSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
     use svc_gateway::config::ViewSettings;
+
+    fn loaded(config: &Config) -> Loaded<Config> {
+        Loaded { value: config.clone(), origins: BTreeMap::new(), file: None }
+    }
 
     fn paths(config: &Config) -> Vec<&str> {
         config.gateway.routes.iter().map(|route| route.path.as_str()).collect()
@@ -183,7 +220,7 @@ mod tests {
         config.edge.listen = "0.0.0.0:81".parse().unwrap();
         config.registry.listen = "[::1]:82".parse().unwrap();
         config.gateway.max_inflight = 2;
-        let applied = Front::planned(&config).applied(&config);
+        let applied = Front::planned(&loaded(&config)).applied(&config);
         let all = [
             "/edge/*",
             "/edge/*",
@@ -202,7 +239,7 @@ mod tests {
         let mut problems = Problems::default();
         applied.gateway.validate(&mut problems);
         assert!(problems.is_empty(), "{problems}");
-        let bound = Front::planned(&config).bound(&[("http", "0.0.0.0:4711".to_owned())], &[]);
+        let bound = Front::planned(&loaded(&config)).bound(&[("http", "0.0.0.0:4711".to_owned())], &[]);
         let applied = bound.applied(&config);
         assert_eq!(applied.gateway.upstreams[0].servers, ["http://127.0.0.1:4711"]);
         assert_eq!(applied.gateway.upstreams.len(), 1, "the registry does not run");
@@ -216,13 +253,16 @@ mod tests {
             vec![named("/edge/*"), RouteSettings { hosts: vec!["a.org".into()], ..named("/tile/*") }];
         config.gateway.views =
             vec![ViewSettings { path: "/checkpoint".to_owned(), ..ViewSettings::default() }];
-        let applied = Front::planned(&config).applied(&config);
+        let applied = Front::planned(&loaded(&config)).applied(&config);
         assert_eq!(
             paths(&applied),
             ["/edge/*", "/tile/*", "/registry/*", "/registry/stream", "/registry/ws", "/tile/*"]
         );
         config.gateway.front = false;
-        assert!(Front::planned(&config).applied(&config) == config);
+        assert!(Front::planned(&loaded(&config)).applied(&config) == config);
+        config.gateway.front = true;
+        config.gateway.enabled = false;
+        assert!(Front::planned(&loaded(&config)).applied(&config) == config, "nobody is in front");
     }
 
     #[test]

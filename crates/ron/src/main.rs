@@ -12,6 +12,7 @@ mod progress;
 mod registry;
 mod secret;
 mod table;
+mod top;
 mod witness;
 
 use clap::Parser as _;

@@ -14,7 +14,7 @@ use ron_kernel::key::{PrivateKey, PublicKey, check_private, write_private};
 use ron_kernel::node::{DataDir, OnFatal};
 use ron_kernel::observe::Logs;
 use ron_kernel::process::{self, EndSignals, Reloader, Signals};
-use ron_kernel::takeover::{self, Handed, Taking};
+use ron_kernel::takeover::{self, Handed, TakeoverError, Taking};
 use ron_kernel::token::Verifier;
 use ron_kernel::units::Span;
 use serde_json::{Map, Value, json};
@@ -28,6 +28,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use svc_edge::Edge;
 use svc_gateway::Gateway;
+use svc_gateway::bridge::Bridge;
 use svc_overlay::Overlay;
 use svc_overlay::config::OverlaySettings;
 use svc_registry::{Identity, Registry};
@@ -35,12 +36,20 @@ use svc_registry::{Identity, Registry};
 /// The services there are.
 pub const SERVICES: [&str; 4] = ["gateway", "edge", "overlay", "registry"];
 
+/// What was chosen when it was built.
+const FEATURES: &[&str] = match (cfg!(feature = "otlp"), cfg!(feature = "quic")) {
+    (true, true) => &["otlp", "quic"],
+    (true, false) => &["otlp"],
+    (false, true) => &["quic"],
+    (false, false) => &[],
+};
+
 const VERSION: Version = Version {
     name: "ron",
     version: env!("CARGO_PKG_VERSION"),
     git: env!("BUILD_COMMIT"),
     profile: if cfg!(debug_assertions) { "debug" } else { "release" },
-    features: if cfg!(feature = "otlp") { &["otlp"] } else { &[] },
+    features: FEATURES,
 };
 
 /// Which services to start.
@@ -72,7 +81,8 @@ pub fn run(sources: Sources, which: &Which, takeover: bool) -> anyhow::Result<Ex
         builder.max_blocking_threads(64).enable_all().build().context("cannot start the runtime")?;
     let code = runtime.block_on(async {
         let node = Node::start(sources, which, takeover, logs)?;
-        if matches!(which, Which::Enabled) {
+        // Whoever reads the one line of a node without files wants nothing else.
+        if matches!(which, Which::Enabled) && !loaded.value.node.amnesia {
             let fronts = node.front.leads(&loaded.value);
             greet(&node.addresses, node.demo, fronts, &node.data);
         }
@@ -241,7 +251,16 @@ struct Place {
 
 impl Place {
     fn take(data: &DataDir) -> anyhow::Result<Place> {
-        let (taking, mut handed) = takeover::ask(&data.join(takeover::SOCKET), &["gateway".to_owned()])?;
+        let asked = takeover::ask(&data.join(takeover::SOCKET), &["gateway".to_owned()]);
+        // A process that runs more than a gateway has no such socket.
+        if let (Err(TakeoverError::Nobody(_)), Some(pid)) = (&asked, holder(data)) {
+            anyhow::bail!(
+                "process {pid} runs in {} and does not hand over: only a gateway alone (`ron run gateway`) does; \
+                 stop it and start without --takeover",
+                data.path().display()
+            );
+        }
+        let (taking, mut handed) = asked?;
         let (lock, own) = (handed.take(takeover::LOCK), handed.take(takeover::OWN));
         Ok(Place { taking: Some(taking), lock, own, handed })
     }
@@ -310,12 +329,37 @@ fn start_gateway(
     config: &Config,
     data: &DataDir,
     verifier: &Verifier,
+    bridge: Option<Bridge>,
     observed: &Observed,
 ) -> anyhow::Result<Arc<Gateway>> {
-    let gateway = Gateway::build(&kernel.service("gateway"), &config.gateway, data, verifier)?;
+    let gateway = Gateway::build(&kernel.service("gateway"), &config.gateway, data, verifier, bridge)?;
     #[cfg(feature = "otlp")]
     gateway.trace(observed.tracer.clone());
     Ok(Arc::new(gateway))
+}
+
+/// Whose topics the gateway leads to, if it does.
+fn bridge(
+    config: &Config,
+    data: &DataDir,
+    key: &PrivateKey,
+    overlay: Option<&Arc<Overlay>>,
+) -> anyhow::Result<Option<Bridge>> {
+    let settings = &config.gateway.bridge;
+    if !settings.enabled {
+        return Ok(None);
+    }
+    let Some(peer) = settings.peer().map_err(anyhow::Error::msg)? else {
+        let overlay = overlay.context(
+            "gateway.bridge.peer: is empty, and no overlay runs in this process: name a node as ed25519:…@host:port",
+        )?;
+        let handle = overlay.handle().clone();
+        return Ok(Some(Bridge::Here(Arc::new(move |topic, request, corr| {
+            handle.clone().bridged(topic, request, corr)
+        }))));
+    };
+    let (tls, timeout) = (&config.overlay.tls, config.overlay.handshake_timeout.0);
+    Ok(Some(Bridge::to(peer, tls, timeout, key, data.path()).context("overlay.tls")?))
 }
 
 /// The services that run.
@@ -346,7 +390,7 @@ impl Services {
             Which::Named(names) => names.iter().any(|named| named == name),
         };
         let verifier = Verifier::new(&token_keys(config, key));
-        let front = if matches!(which, Which::Enabled) { Front::planned(config) } else { Front::default() };
+        let front = if matches!(which, Which::Enabled) { Front::planned(loaded) } else { Front::default() };
         let fronted = front.applied(config);
         let edge = if runs("edge", config.edge.enabled) {
             let (service, amnesia) = (kernel.service("edge"), config.node.amnesia);
@@ -370,7 +414,9 @@ impl Services {
             registry.as_ref().map_or(&[], |registry| registry.addresses()),
         );
         let gateway = if runs("gateway", config.gateway.enabled) {
-            Some(start_gateway(kernel, &front.applied(config), data, &verifier, observed)?)
+            let config = front.applied(config);
+            let bridge = bridge(&config, data, key, overlay.as_ref())?;
+            Some(start_gateway(kernel, &config, data, &verifier, bridge, observed)?)
         } else {
             None
         };
@@ -507,6 +553,15 @@ fn reloader(
 fn names_demo(config: &Config) -> bool {
     let named = format!("unix:{}", demo::SOCKET);
     config.gateway.upstreams.iter().any(|upstream| upstream.servers.contains(&named))
+}
+
+/// The process that has a data folder, if there is one.
+fn holder(data: &DataDir) -> Option<String> {
+    let mut file = File::open(data.join("ron.lock")).ok()?;
+    file.try_lock_shared().err()?;
+    let mut pid = String::new();
+    file.read_to_string(&mut pid).ok()?;
+    Some(pid.trim().to_owned())
 }
 
 /// One process per data folder.

@@ -1,12 +1,15 @@
 //! `ron edge packs` and `ron edge pack …`: the packs of a running edge, and pack files by themselves.
 
 use crate::Usage;
-use crate::client::{Found, address, address_of, no_answer};
+use crate::client::{self, Found, address, address_of, no_answer};
 use crate::commands::print;
 use crate::http1::{self, Asked};
 use crate::progress::Progress;
 use crate::table::{aligned, list, row, text};
 use anyhow::Context as _;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
 use clap::{Args, Subcommand};
 use ron_kernel::inventory::Inventory;
 use ron_kernel::metrics::Metrics;
@@ -19,7 +22,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
+use svc_edge::address::Address;
 use svc_edge::pack::convert::{Converted, to_mbtiles, to_pmtiles};
+use svc_edge::pack::grow::{Grower, Grown};
 use svc_edge::pack::verify::{Progress as Step, Report};
 use svc_edge::pack::{DirectoryCache, Limits, Pack};
 
@@ -62,12 +67,30 @@ pub(crate) enum PackCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Make a PMTiles archive of the tiles that a running edge has stored so far: assets whose path ends in Z/X/Y, with
+    /// or without an extension, wherever they came from.
+    Grow {
+        /// The beginning of the assets' paths, such as /tiles/.
+        #[arg(long, value_name = "P")]
+        prefix: String,
+        /// The file to make.
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// What the archive calls itself; otherwise the prefix.
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+        #[command(flatten)]
+        target: client::Target,
+    },
 }
 
 pub(crate) fn run(command: PackCommand) -> anyhow::Result<ExitCode> {
     match command {
         PackCommand::Verify { file, json } => verify(&file, json),
         PackCommand::Convert { from, to, json } => convert(&from, &to, json),
+        PackCommand::Grow { prefix, out, name, target } => {
+            grow(&prefix, &out, name.as_deref().unwrap_or(&prefix), &target)
+        }
     }
 }
 
@@ -83,7 +106,12 @@ pub(crate) fn show(target: &Target) -> anyhow::Result<ExitCode> {
         let cell = |name: &str| if pack[name].is_null() { "-".to_owned() } else { text(&pack[name]) };
         let size = pack["size"].as_u64().map_or_else(|| "-".to_owned(), |size| Size(size).to_string());
         let zooms = format!("{}-{}", cell("minzoom"), cell("maxzoom"));
-        let checked = if pack["verified"] == true { "yes" } else { "no" }.to_owned();
+        let checked = match (&pack["verified"], pack["check"].as_str()) {
+            (Value::Bool(true), _) => "yes",
+            (_, Some("structure")) => "structure",
+            _ => "no",
+        };
+        let checked = checked.to_owned();
         rows.push(vec![
             cell("name"),
             cell("state"),
@@ -197,9 +225,7 @@ fn convert(from: &Path, to: &Path, json: bool) -> anyhow::Result<ExitCode> {
         let message = format!("{} is {is} already: name the new file .{becomes}", from.display());
         return Err(Usage(message).into());
     }
-    if to.exists() {
-        return Err(Usage(format!("{} exists: remove it, or choose another name", to.display())).into());
-    }
+    must_be_new(to)?;
     // Nobody sees half of it under its name.
     let partial = Partial(to.with_extension(format!("{becomes}.part")));
     let converted = match &pack {
@@ -221,6 +247,131 @@ fn convert(from: &Path, to: &Path, json: bool) -> anyhow::Result<ExitCode> {
     let left =
         if skipped > 0 { format!(", {skipped} rows left out that are no tile") } else { String::new() };
     print(&format!("{}: {tiles} tiles{left}", to.display()))
+}
+
+fn must_be_new(to: &Path) -> anyhow::Result<()> {
+    if to.exists() {
+        return Err(Usage(format!("{} exists: remove it, or choose another name", to.display())).into());
+    }
+    Ok(())
+}
+
+fn grow(prefix: &str, to: &Path, name: &str, target: &client::Target) -> anyhow::Result<ExitCode> {
+    must_be_new(to)?;
+    let (address, token) = target.edge(&["edge:write"])?;
+    let listing = Listing { address, token, prefix: prefix.trim_start_matches('/') };
+    let partial = Partial(to.with_extension("pmtiles.part"));
+    let mut grower = Grower::new(spill(to, "fetched")?);
+    let (mut skipped, mut next) = (0u64, None);
+    let mut progress = Progress::new(0, "tiles");
+    loop {
+        let page = listing.page(next.as_deref())?;
+        for asset in list(&page["assets"]) {
+            let body = asset["body"].as_str().and_then(|body| STANDARD.decode(body).ok());
+            let added = match body {
+                Some(body) => {
+                    let bytes = checked(asset, body)?;
+                    grower.add(&text(&asset["name"]), &text(&asset["type"]), bytes)
+                }
+                None => Ok(false),
+            };
+            let hint = || format!("{prefix}: name a longer --prefix if several kinds of tiles lie under it");
+            skipped += u64::from(!added.with_context(hint)?);
+        }
+        progress.at(grower.tiles() as u64);
+        match page["next"].as_str() {
+            Some(more) => next = Some(more.to_owned()),
+            None => break,
+        }
+    }
+    drop(progress);
+    if grower.tiles() == 0 {
+        anyhow::bail!(
+            "no tile is stored under {prefix} ({skipped} other assets are): the paths of tiles end in Z/X/Y, with or \
+             without an extension, and are stored once they have been asked for through the edge"
+        );
+    }
+    let spills = [spill(to, "contents")?, spill(to, "records")?];
+    let mut file = BufWriter::new(File::create_new(&partial.0).with_context(|| to.display().to_string())?);
+    let grown = grower.finish(name, spills, &mut file, &mut shown("tiles"));
+    let grown =
+        grown.with_context(|| format!("{prefix}: name a longer --prefix if it is several sets of tiles"))?;
+    file.flush().and_then(|()| file.get_ref().sync_all()).with_context(|| to.display().to_string())?;
+    std::fs::rename(&partial.0, to).with_context(|| to.display().to_string())?;
+    let Grown { tiles, contents, kind, min_zoom, max_zoom } = grown;
+    let kind = kind.extensions()[0];
+    if target.json {
+        let page = json!({"tiles": tiles, "contents": contents, "type": kind, "minzoom": min_zoom,
+            "maxzoom": max_zoom, "skipped": skipped});
+        return print(&page.to_string());
+    }
+    let left =
+        if skipped > 0 { format!(", {skipped} assets left out that are no tile") } else { String::new() };
+    print(&format!(
+        "{}: {tiles} tiles ({kind}, zoom {min_zoom} to {max_zoom}), {contents} contents{left}",
+        to.display()
+    ))
+}
+
+/// The bytes of an asset, which must be those of its address.
+fn checked(asset: &Value, body: Vec<u8>) -> anyhow::Result<Bytes> {
+    let address = Address::from(blake3::hash(&body)).to_string();
+    anyhow::ensure!(
+        asset["b3"] == address,
+        "{}: what came is not what its address says",
+        text(&asset["name"])
+    );
+    Ok(body.into())
+}
+
+/// What an edge has stored under a prefix.
+struct Listing<'a> {
+    address: String,
+    token: Option<String>,
+    prefix: &'a str,
+}
+
+impl Listing<'_> {
+    fn page(&self, after: Option<&str>) -> anyhow::Result<Value> {
+        let after = after.map_or_else(String::new, |after| format!("&after={after}"));
+        let path = format!("/edge/assets?prefix={}{after}", escaped(self.prefix));
+        let bearer = self.token.as_ref().map(|token| format!("Bearer {token}"));
+        let headers: Vec<(&str, &str)> =
+            bearer.iter().map(|bearer| ("Authorization", bearer.as_str())).collect();
+        let asked =
+            Asked { method: "GET", path: &path, headers: &headers, body: b"", silence_max: ANSWER_TIMEOUT };
+        loop {
+            let response = http1::ask(&self.address, &asked)
+                .with_context(|| no_answer(&self.address, "--url, --config or ./ron-data"))?;
+            let status = response.status;
+            let wait = response.header("retry-after").and_then(|wait| wait.parse().ok()).unwrap_or(1);
+            let mut body = Vec::new();
+            response.body.take(ANSWER_MAX).read_to_end(&mut body).context("the edge broke off its answer")?;
+            if status == 429 {
+                // The edge is busy with its clients, who come first.
+                std::thread::sleep(Duration::from_secs(wait));
+                continue;
+            }
+            let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
+            if status == 200 && answer["assets"].is_array() {
+                return Ok(answer);
+            }
+            let detail = answer["detail"]
+                .as_str()
+                .map_or_else(String::new, |detail| format!(": {}", text(&detail.into())));
+            let hint =
+                if matches!(status, 401 | 403) { "; --token takes a capability for edge:write" } else { "" };
+            anyhow::bail!("the edge answered {status}{detail}{hint}");
+        }
+    }
+}
+
+/// A text as a query can have it.
+fn escaped(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    text.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
 }
 
 /// A file that goes, unless it got its name.

@@ -16,6 +16,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
+    /// A total of 0 is one that nobody knows.
     pub(crate) fn new(total: u64, of: &'static str) -> Progress {
         let terminal = std::io::stderr().is_terminal();
         let every = if terminal { Duration::from_millis(100) } else { Duration::from_secs(5) };
@@ -29,6 +30,16 @@ impl Progress {
             return;
         }
         self.told = Instant::now();
+        if self.total == 0 {
+            let line = format!("{done} {}", self.of);
+            if self.terminal {
+                eprint!("\r{line} ");
+                let _ = std::io::stderr().flush();
+            } else {
+                eprintln!("{line}");
+            }
+            return;
+        }
         let (done, total) = (done.min(self.total), self.total.max(1));
         let rate = done as f64 / self.begun.elapsed().as_secs_f64();
         let line = format!("{:3} % of {total} {}, {rate:.0} per second", done * 100 / total, self.of);

@@ -9,6 +9,7 @@ mod verify;
 
 pub(crate) use change::Proposing;
 pub(crate) use node::Target;
+pub(crate) use node::head_of;
 pub(crate) use verify::Options as VerifyOptions;
 
 use crate::Usage;

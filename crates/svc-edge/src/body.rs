@@ -6,7 +6,7 @@ use crate::cas::{Cas, Object, ReadError, Reader, Response};
 use crate::semantics::Piece;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use ron_kernel::http::{Body, BodyError};
+use ron_kernel::http::{Body, BodyError, FileBody};
 use ron_kernel::sync::Permit;
 use std::collections::VecDeque;
 use std::future::Future as _;
@@ -161,7 +161,7 @@ pub(crate) struct PartsBody {
     reading: Option<JoinHandle<ReadOn>>,
     reader: Option<Reader>,
     left: u64,
-    _permit: Permit,
+    permit: Permit,
 }
 
 impl PartsBody {
@@ -192,6 +192,11 @@ impl PartsBody {
             let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(held.len());
             return Ok(Body::full(held.slice(index(range.start)..index(range.end))));
         }
+        if let [(_, object, range)] = stretches.make_contiguous()
+            && let Some(file) = cas.held_file(object)
+        {
+            return Ok(Body::file(FileBody::new(file, range.clone(), permit)));
+        }
         let mut body = PartsBody {
             cas: cas.clone(),
             first: None,
@@ -199,7 +204,7 @@ impl PartsBody {
             reading: None,
             reader: None,
             left: range.end - range.start,
-            _permit: permit,
+            permit,
         };
         body.read_ahead();
         let Some(reading) = body.reading.take() else { return Err(ReadError::Gone) };
@@ -213,6 +218,12 @@ impl PartsBody {
         }
         if bytes.len() as u64 == body.left {
             return Ok(Body::full(bytes));
+        }
+        if let ([(_, object, range)], Some(file)) =
+            (&*body.stretches.make_contiguous(), reader.as_ref().and_then(Reader::unchecked))
+        {
+            cas.hold_file(object, file);
+            return Ok(Body::file(FileBody::new(file.clone(), range.clone(), body.permit)));
         }
         body.advance(reader, &bytes);
         body.first = Some(bytes);

@@ -8,7 +8,8 @@
 //! 2. [`make_conditional`], [`revalidation`] and [`make_completion`] make the request to the origin.
 //! 3. [`validated`] says what a conditional request's response means; [`freshen`], [`freshen_by_head`] and
 //!    [`combine`] change what is stored by it.
-//! 4. [`judge`] says whether a response may be stored; its [`Pending`] becomes a [`StoredHead`] with the content.
+//! 4. [`judge`] and [`judge_post`] say whether a response may be stored; its [`Pending`] becomes a [`StoredHead`] with
+//!    the content.
 //! 5. [`invalidated`] says what an unsafe request makes unusable, [`Purge`] what an operator wants gone.
 //!
 //! Beneath: [`date`], [`list`] and [`structured`] read values, [`directives`] what they say about caching,
@@ -36,7 +37,7 @@ pub use date::UnixMillis;
 pub use head::{Body, Exchange, Freshness, Heuristic, Policy, StoredHead};
 pub use invalidate::{CACHE_TAG, Purge, SURROGATE_KEY, invalidated, surrogate_keys, without_dots};
 pub use reuse::{Forward, Reason, Reuse, Verdict, decide, is_cacheable, select};
-pub use store::{NotStored, Pending, judge};
+pub use store::{NotStored, Pending, judge, judge_post};
 pub use validate::{
     Freshened, Validated, combine, freshen, freshen_by_head, make_completion, make_conditional, revalidation,
     validated,

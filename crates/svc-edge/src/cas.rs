@@ -14,7 +14,7 @@ mod scrub;
 pub mod tree;
 mod upload;
 
-pub use catalog::{Asset, Epoch, Names, Object, response_name};
+pub use catalog::{Asset, Described, Epoch, Names, Object, response_name};
 pub use disk::DiskError;
 pub(crate) use hot::HOT;
 pub use keep::{NewName, NewResponse, Op, Put, Stored, keep};
@@ -28,14 +28,15 @@ use crate::cache::StoredHead;
 use crate::semantics::{Coding, Preconditions, Variant};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use catalog::Catalog;
+use catalog::{Catalog, Stamp};
 use disk::Disk;
-use hot::Hot;
+use hot::{Held, Hot};
 use ron_kernel::channel::{self, Receiver, Sender};
 use ron_kernel::inventory::{ChannelKind, ChannelSpec, LockSpec, Policy};
 use ron_kernel::kernel::Service;
 use ron_kernel::lock::Lock;
 use ron_kernel::sync::{Limits, PushError};
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -151,6 +152,15 @@ pub struct Cas {
     keeping: Mutex<()>,
 }
 
+/// An asset by its name.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    pub name: Arc<str>,
+    pub asset: Arc<Asset>,
+    pub address: Address,
+    pub object: Object,
+}
+
 impl Cas {
     /// Opens the store in a folder, or in memory if there is none. Blocks. The receiver is [`keep`]'s.
     pub fn open(
@@ -218,6 +228,27 @@ impl Cas {
         self.catalog.lock().object(address).cloned()
     }
 
+    /// Assets whose names begin so, in order and behind another; those with all that belongs to them.
+    pub fn list(&self, prefix: &str, after: Option<&str>, max: usize) -> Vec<Listed> {
+        let catalog = self.catalog.lock();
+        let assets = catalog.behind(prefix, after).filter_map(|(name, asset)| {
+            let address = *asset.parts().next()?;
+            let object = catalog.object(&address)?.clone();
+            Some(Listed { name: name.clone(), asset: asset.clone(), address, object })
+        });
+        assets.take(max).collect()
+    }
+
+    /// All bytes of an object, which the caller knows to be small; `None` if they cannot be had. Blocks.
+    pub fn whole(&self, address: Address, object: &Object) -> Option<Vec<u8>> {
+        let mut reader = self.reader(address, object).ok()?;
+        let mut out = Vec::new();
+        while (out.len() as u64) < object.len {
+            out.extend_from_slice(&reader.read(&(out.len() as u64..object.len)).ok()?);
+        }
+        Some(out)
+    }
+
     /// Opens an object that the catalog showed. Blocks.
     pub fn reader(&self, address: Address, object: &Object) -> Result<Reader, ReadError> {
         self.reader_trusting(address, object, self.settings.load().trust)
@@ -233,14 +264,33 @@ impl Cas {
             return Some(bytes.clone());
         }
         let held = condition.held.load();
-        let bytes = held.as_deref()?.clone();
+        let Held::Bytes(bytes) = held.as_deref()? else { return None };
         condition.wanted.store(true, Ordering::Relaxed);
-        Some(bytes)
+        Some(bytes.clone())
+    }
+
+    /// The file of an object that is open already, if its bytes need no check and were not found bad.
+    pub fn held_file(&self, object: &Object) -> Option<Arc<File>> {
+        let condition = &object.condition;
+        let held = condition.held.load();
+        let Held::File(file) = held.as_deref()? else { return None };
+        let stamp = Stamp::of(file).ok().filter(|stamp| stamp.len == object.len)?;
+        let good = !condition.bad.load(Ordering::Relaxed);
+        if !good || !self.settings.load().trust.in_file(condition, stamp) {
+            return None;
+        }
+        condition.wanted.store(true, Ordering::Relaxed);
+        Some(file.clone())
     }
 
     /// Keeps all bytes of an object, as they were read from its file, for the next who ask.
     pub fn hold(&self, object: &Object, bytes: &Bytes) {
-        self.hot.keep(&object.condition, bytes.clone());
+        self.hot.keep(&object.condition, Held::Bytes(bytes.clone()));
+    }
+
+    /// Keeps the file of an object open, for the next who ask.
+    pub fn hold_file(&self, object: &Object, file: &Arc<File>) {
+        self.hot.keep(&object.condition, Held::File(file.clone()));
     }
 
     fn reader_trusting(&self, address: Address, object: &Object, trust: Trust) -> Result<Reader, ReadError> {
@@ -287,6 +337,12 @@ impl Cas {
     /// Whether a name was forgotten since.
     pub fn was_forgotten(&self, name: &str, since: Epoch) -> bool {
         self.catalog.lock().was_forgotten(name, &[], since)
+    }
+
+    /// Now, if a name was forgotten exactly once since: by the caller and nobody else.
+    pub fn epoch_after_own(&self, name: &str, since: Epoch) -> Option<Epoch> {
+        let catalog = self.catalog.lock();
+        (catalog.times_forgotten(name, &[], since) == Some(1)).then(|| catalog.epoch())
     }
 
     /// Forgets names, and the objects that only they led to; returns how many names.

@@ -3,6 +3,7 @@
 use crate::address::Address;
 use crate::cas;
 use crate::egress::{OriginUrl, normal_host};
+use crate::packs::is_remote;
 use ron_kernel::admission::client_ip::TrustedProxies;
 use ron_kernel::config::Problems;
 use ron_kernel::http::ServerLimits;
@@ -129,15 +130,17 @@ settings! {
         max_inflight: usize = 256 => Hot;
         /// Requests to it per second, of which one second's worth may be sent at once. 0: off.
         rps: u64 = 0 => Hot;
+        /// How long at most a response is good that says when it was last modified but not how long it is good: a tenth of the time since then, as RFC 9111 suggests. 0: not at all.
+        heuristic_max: Span = Span::secs(0) => Hot;
     }
 }
 
 settings! {
     /// How origins are asked.
     pub struct FillSettings {
-        /// Tasks that ask origins, each for one object at a time. 0: 64.
+        /// Tasks that take objects out of the queue and have them fetched. 0: 64.
         workers: usize = 0 => Restart;
-        /// Objects that may wait for one of them.
+        /// Objects that may wait for one of them, and as many again whose origins have not answered yet.
         work_capacity: usize = 512 => Restart;
         /// Largest object that is fetched.
         max_object_bytes: Size = Size::mib(64) => Hot;
@@ -234,10 +237,16 @@ settings! {
     pub struct PackSettings {
         /// What it is called in paths: letters, digits, `-` and `_`.
         name: String = String::new() => Required;
-        /// Its file. Packs are replaced by renaming another file to this name.
+        /// Its file; packs are replaced by renaming another file to this name. Or the URL of a PMTiles archive on a server
+        /// that sends parts of files and gives them strong ETags, such as `https://tiles.example.org/planet.pmtiles`.
         path: String = String::new() => Required;
-        /// The address that the file must have (`b3:…`); nothing of it is served before that is known. Empty: any.
+        /// The address that the file must have (`b3:…`); nothing of it is served before that is known. Empty: any. Only for
+        /// a file of this machine.
         b3: String = String::new() => Hot;
+        /// Whether the URL's host may have a private, loopback or link-local address.
+        allow_private: bool = false => Hot;
+        /// CA certificates for the URL's host, PEM. Empty: the system's.
+        ca_file: String = String::new() => Hot;
     }
 }
 
@@ -374,6 +383,7 @@ impl EdgeSettings {
             if pack.path.is_empty() {
                 problems.add(format!("edge.packs[{index}].path"), "must name a file");
             }
+            self.validate_remote(index, pack, problems);
             if !pack.b3.is_empty() && Address::parse(&pack.b3).is_none() {
                 let message = "is no address: b3: and 64 digits in lower case";
                 problems.add(format!("edge.packs[{index}].b3"), message);
@@ -381,12 +391,31 @@ impl EdgeSettings {
         }
     }
 
-    /// What is wrong with the CA files of origins and sites; reads them.
+    fn validate_remote(&self, index: usize, pack: &PackSettings, problems: &mut Problems) {
+        let mut add = |key: &str, message: &str| problems.add(format!("edge.packs[{index}].{key}"), message);
+        if !is_remote(&pack.path) {
+            if pack.allow_private || !pack.ca_file.is_empty() {
+                add("path", "is a file: allow_private and ca_file are for packs at https://");
+            }
+            return;
+        }
+        if !pack.path.to_ascii_lowercase().starts_with("https://") {
+            add("path", "is a URL of a kind that is not supported: a file, or https://HOST/PATH");
+        } else if let Err(bad) = OriginUrl::parse(&pack.path, false) {
+            add("path", &bad.to_string());
+        }
+        if !pack.b3.is_empty() {
+            add("b3", "is for a file: the address of a pack at https:// is not found out");
+        }
+    }
+
+    /// What is wrong with the CA files of origins, sites and packs; reads them.
     pub fn validate_files(&self, base: &Path, problems: &mut Problems) {
         let origins =
             self.origins.iter().enumerate().map(|(index, it)| (format!("origins[{index}]"), &it.ca_file));
         let sites = self.sites.iter().enumerate().map(|(index, it)| (format!("sites[{index}]"), &it.ca_file));
-        for (at, file) in origins.chain(sites).filter(|(_, file)| !file.is_empty()) {
+        let packs = self.packs.iter().enumerate().map(|(index, it)| (format!("packs[{index}]"), &it.ca_file));
+        for (at, file) in origins.chain(sites).chain(packs).filter(|(_, file)| !file.is_empty()) {
             client_tls(file).check(base, &format!("edge.{at}.ca_file"), problems);
         }
     }
@@ -395,8 +424,10 @@ impl EdgeSettings {
     pub fn files(&self, base: &Path) -> Vec<PathBuf> {
         let mut files = self.tls.as_ref().map_or_else(Vec::new, |tls| tls.files(base));
         let named = self.origins.iter().map(|it| &it.ca_file).chain(self.sites.iter().map(|it| &it.ca_file));
+        let named = named.chain(self.packs.iter().map(|it| &it.ca_file));
         files.extend(named.filter(|file| !file.is_empty()).map(|file| base.join(file)));
-        files.extend(self.packs.iter().map(|pack| base.join(&pack.path)));
+        let here = self.packs.iter().filter(|pack| !is_remote(&pack.path));
+        files.extend(here.map(|pack| base.join(&pack.path)));
         files
     }
 

@@ -4,7 +4,7 @@ use crate::cas::{self, CATALOG, CHANGES, Cas, DiskError, HOT};
 use crate::config::{EdgeSettings, Fsync};
 use crate::fill::{FLIGHTS, Fill, IDLE, NEGATIVE, Origins, WORK};
 use crate::pack::{CONNECTION, DIRECTORIES};
-use crate::packs::{self, Packs, TILES};
+use crate::packs::{self, Packs, READS, TILES};
 use crate::serve::{COUNTERS, Edge as Serving, Stores};
 use http::Method;
 use ron_kernel::bus::{KernelEvent, Next};
@@ -34,8 +34,8 @@ static CONFIG: ChannelSpec = config_spec(NAME, &["packs", "housekeeping"]);
 
 /// The edge's declarations, for the inventory and the document.
 pub static CHANNELS: [&ChannelSpec; 5] = [&WORK, &CHANGES, &EVENTS, &SHUTDOWN, &CONFIG];
-pub static LOCKS: [&LockSpec; 9] =
-    [&CATALOG, &HOT, &FLIGHTS, &NEGATIVE, &COUNTERS, &IDLE, &DIRECTORIES, &CONNECTION, &TILES];
+pub static LOCKS: [&LockSpec; 10] =
+    [&CATALOG, &HOT, &FLIGHTS, &NEGATIVE, &COUNTERS, &IDLE, &DIRECTORIES, &CONNECTION, &TILES, &READS];
 pub const TASKS: [TaskSpec; 9] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     [
@@ -70,7 +70,7 @@ pub const TASKS: [TaskSpec; 9] = {
             service: NAME,
             kind: "packs",
             sort: TaskSort::Permanent,
-            does: "finds out the address of each pack that is mounted, so that its bytes can be checked",
+            does: "finds out the address of each pack that is mounted, so that its bytes can be checked; mounts packs on servers",
         },
         TaskSpec {
             service: NAME,
@@ -138,7 +138,9 @@ impl Edge {
         let sync = settings.cas.fsync == Fsync::Always;
         let (cas, changes) = Cas::open(service, folder.as_deref(), sync, settings.store(in_memory))?;
         let packs = Packs::new(service, folder.map(|folder| folder.join("packs")), settings.trust());
-        packs.apply(&packs.attempt(&settings.packs, data.path()), settings.trust());
+        packs.apply(&packs.attempt(settings, data.path()), settings.trust());
+        let (reaching, own, changed) = (packs.clone(), service.clone(), receiver.clone());
+        service.permanent("packs", 1, move || packs::reach(reaching.clone(), own.clone(), changed.clone()));
         let (hashing, own, changed) = (packs.clone(), service.clone(), receiver.clone());
         service.permanent("packs", 0, move || packs::hash(hashing.clone(), own.clone(), changed.clone()));
         let encoders = Permits::new(std::thread::available_parallelism().map_or(1, usize::from));
@@ -191,7 +193,7 @@ impl Edge {
         let former = self.server.handler().snapshot();
         let origins = Origins::new(&self.fill.service, settings, self.data.path(), &former.origins)
             .map_err(BuildError::Origin)?;
-        let packs = self.packs.attempt(&settings.packs, self.data.path());
+        let packs = self.packs.attempt(settings, self.data.path());
         let (edge, settings) = (self.clone(), settings.clone());
         Ok(Box::new(move || {
             if let Some((server, config)) = tls {

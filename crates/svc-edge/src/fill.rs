@@ -12,10 +12,10 @@ mod pump;
 mod response;
 
 pub(crate) use asset::{AssetWork, FIELDS, NAME_MAX};
-pub(crate) use flight::{Begun, Claim, FLIGHTS, FlightBody, Landed, News};
+pub(crate) use flight::{Begun, Claim, Digests, FLIGHTS, FlightBody, Landed, News};
 pub(crate) use negative::NEGATIVE;
 pub(crate) use origin::{Ask, Asked, IDLE, Origin, Origins, Patience, host_of, via};
-pub(crate) use response::{Exchanged, Passed, SiteWork, cleaned};
+pub(crate) use response::{Exchanged, Passed, SiteWork, Storable, cleaned};
 
 use crate::cas::{Cas, CasError};
 use crate::serve::Snapshot;
@@ -39,7 +39,7 @@ pub(crate) type Flight = flight::Flight<Passed>;
 pub(crate) type Flights = flight::Flights<Passed>;
 pub(crate) type Pilot = flight::Pilot<Passed>;
 
-/// Workers where the configuration names no number: waiting for an origin costs next to nothing.
+/// Workers where the configuration names no number.
 const WORKERS: usize = 64;
 /// How often it is looked whether a drain has ended.
 const DRAIN_LOOK: Duration = Duration::from_millis(20);
@@ -192,6 +192,15 @@ pub(crate) enum Work {
     Site(Arc<SiteWork>),
 }
 
+impl Work {
+    fn target(&self) -> &str {
+        match self {
+            Work::Asset(work) => &work.target,
+            Work::Site(work) => &work.target,
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Fill {
@@ -203,6 +212,8 @@ pub(crate) struct Fill {
     /// Encoding takes a core each, so only so many objects are encoded at a time; the others go without.
     pub(crate) encoders: Arc<Permits>,
     work: Sender<Job>,
+    /// Objects whose answers have not begun yet. Workers wait for a place here and not for an origin.
+    asking: Arc<Permits>,
     workers: usize,
     /// Those that are running.
     alive: AtomicUsize,
@@ -228,6 +239,7 @@ impl Fill {
             counters: Counters::new(service),
             encoders: encoders.clone(),
             work,
+            asking: Permits::new(settings.work_capacity),
             workers: if settings.workers == 0 { WORKERS } else { settings.workers },
             alive: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
@@ -277,6 +289,7 @@ impl Fill {
                 ratio_max: ingress.decompress_max_ratio,
                 bytes_max: ingress.decompress_abs_bytes.0,
             },
+            unstored: false,
         }
     }
 
@@ -295,27 +308,35 @@ impl Drop for Alive<'_> {
     }
 }
 
-/// Takes jobs until nobody can want anything any more. One that ends in the midst of a job leaves it to its pilot to
-/// tell those who wait.
+/// Takes jobs until nobody can want anything any more, and has each done by a task of its own, whose pilot tells those
+/// who wait however it ends.
 async fn work(fill: Arc<Fill>, jobs: Arc<Receiver<Job>>) -> TaskResult {
     fill.alive.fetch_add(1, Ordering::Relaxed);
     let _alive = Alive(&fill.alive);
     loop {
+        let place = tokio::select! {
+            biased;
+            place = std::future::poll_fn(|cx| fill.asking.poll_take(cx)) => Some(place),
+            () = drained(&fill.service) => None,
+        };
         let job = tokio::select! {
             biased;
             job = jobs.recv() => job,
             () = drained(&fill.service) => jobs.try_recv(),
         };
-        let Some(job) = job else { return Ok(()) };
-        let Job { pilot, work, snapshot, until } = job;
+        let Some(Job { pilot, work, snapshot, until }) = job else { return Ok(()) };
         if Instant::now() >= until {
             pilot.flight.end(Err(Failure::Timeout));
             continue;
         }
-        match work {
-            Work::Asset(work) => fill.bring_asset(pilot, *work, &snapshot, until).await,
-            Work::Site(work) => fill.bring_response(pilot, work, &snapshot, until).await,
-        }
+        // How long an answer takes is its origin's affair, whose own permits bound them: the worker goes on.
+        let (fill, target) = (fill.clone(), work.target().to_owned());
+        fill.service.clone().scoped("fill", move || target.clone(), async move {
+            match work {
+                Work::Asset(work) => fill.bring_asset(pilot, *work, &snapshot, until, place).await,
+                Work::Site(work) => fill.bring_response(pilot, work, &snapshot, until, place).await,
+            }
+        });
     }
 }
 

@@ -3,11 +3,12 @@
 //!
 //! Start from [`Edge`]; then read [`semantics`] for what HTTP asks of an answer (it does no I/O and is given the
 //! clock), [`cache`] for what a shared cache may do (the same holds), [`cas`] for how objects are stored, found and
-//! checked, `fill` with [`egress`] for how they come from origins, [`pack`] for the files that tiles come in, `packs` for
+//! checked, `fill` with [`board`] and [`egress`] for how they come from origins, [`pack`] for the files that tiles come in, `packs` for
 //! those that are mounted, and `serve` for the life of a request. Nothing here
 //! accepts a connection or spawns a task by itself: that is the kernel's.
 
 pub mod address;
+pub mod board;
 mod body;
 pub mod cache;
 pub mod cas;

@@ -4,7 +4,7 @@
 //! bytes are reached; [`header`], [`varint`], [`directory`] and [`metadata`] are the format, each a pure function of
 //! bytes; [`pmtiles`] puts them together with a [`cache`] of directories; [`mbtiles`] is the other format, through
 //! SQLite. [`tile_set`] is what clients are told of either. [`writer`] writes an archive, [`convert`] turns one format
-//! into the other, [`verify`] looks at everything, [`sample`] draws packs for tests.
+//! into the other, [`grow`] makes an archive of single tiles, [`verify`] looks at everything, [`sample`] draws packs for tests.
 //!
 //! Every length is checked against the file's size and a cap before it is used, and whatever is decompressed stops
 //! at a cap, so a hostile file costs its size and a constant.
@@ -14,6 +14,7 @@ pub mod convert;
 pub mod coord;
 pub mod directory;
 mod fault;
+pub mod grow;
 pub mod header;
 pub mod kind;
 pub mod mbtiles;

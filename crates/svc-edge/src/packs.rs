@@ -1,33 +1,40 @@
 //! Packs that are served: mounted at the start and when the configuration or a file changes, each under a name.
 //!
 //! Start from [`Packs`]. `table` says which generation of a pack is served, `mounted` is one generation, `checked` how
-//! its bytes are checked, [`hash`] finds out their address, after mounting and in the background.
+//! its bytes are checked, [`hash`] finds out their address, after mounting and in the background. `remote` is a pack on a
+//! server, which [`reach`] mounts, and again when it is replaced there.
 
 mod checked;
 mod mounted;
+mod remote;
 mod table;
 
 pub(crate) use checked::Damage;
 pub(crate) use mounted::{Content, Mounted};
+pub(crate) use remote::{READS, is_remote};
 pub(crate) use table::Row;
 
 use crate::cas::Trust;
-use crate::config::PackSettings;
+use crate::config::{EdgeSettings, Mode, PackSettings};
+use crate::fill::{Counters, Origin};
 use crate::pack::cache::Kept;
 use crate::pack::{DirectoryCache, Limits, PackError};
 use arc_swap::ArcSwap;
 use checked::{Hashing, Policy, Stamp};
 use mounted::Shared;
+use remote::Manner;
 use ron_kernel::health::Severity;
 use ron_kernel::inventory::LockSpec;
 use ron_kernel::kernel::Service;
 use ron_kernel::task::TaskResult;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use table::{Attempt, Table};
-use tokio::sync::watch;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
 
 pub(crate) static TILES: LockSpec = LockSpec {
     service: "edge",
@@ -40,6 +47,10 @@ pub(crate) static TILES: LockSpec = LockSpec {
 const DIRECTORY_BYTES: usize = 32 << 20;
 /// Tiles in memory, of all packs.
 const TILE_BYTES: usize = 64 << 20;
+/// How often it is looked whether packs on servers have been replaced; a guess. A read that finds out is not waited for.
+const LOOK: Duration = Duration::from_secs(30);
+/// After how long a server that failed is tried again at first; the pause doubles, up to that.
+const RETRY: Duration = Duration::from_millis(500);
 /// What readiness calls a pack that is refused or damaged.
 const CAUSE: &str = "packs";
 
@@ -49,12 +60,19 @@ pub(crate) struct Packs {
     table: ArcSwap<Table>,
     shared: Arc<Shared>,
     service: Service,
+    /// How the servers of remote packs are asked, by the packs' names.
+    manners: ArcSwap<BTreeMap<String, Manner>>,
+    /// A remote pack was found to be replaced.
+    replaced: Notify,
     /// Readiness was told that something is wrong.
     told: AtomicBool,
 }
 
 /// Files that were tried, to be put in place with the configuration that names them.
-pub(crate) struct Attempts(Vec<(PackSettings, Attempt)>);
+pub(crate) struct Attempts {
+    packs: Vec<(PackSettings, Attempt)>,
+    manners: BTreeMap<String, Manner>,
+}
 
 impl Packs {
     /// `folder` is where trees are kept; `None` for memory.
@@ -70,6 +88,8 @@ impl Packs {
         });
         let packs = Arc::new(Packs {
             table: ArcSwap::default(),
+            manners: ArcSwap::default(),
+            replaced: Notify::new(),
             shared,
             service: service.clone(),
             told: AtomicBool::new(false),
@@ -94,10 +114,21 @@ impl Packs {
         });
     }
 
-    /// Mounts what a configuration names. A file that is mounted already stays so. Blocks.
-    pub(crate) fn attempt(&self, packs: &[PackSettings], base: &Path) -> Attempts {
+    /// Mounts what a configuration names. A file that is mounted already stays so, and one on a server is left to
+    /// [`reach`]. Blocks.
+    pub(crate) fn attempt(&self, edge: &EdgeSettings, base: &Path) -> Attempts {
         let table = self.table.load();
-        let one = |settings: &PackSettings| {
+        let mut manners = BTreeMap::new();
+        let mut one = |settings: &PackSettings| {
+            if is_remote(&settings.path) {
+                let known = table.get(&settings.name).filter(|row| row.settings == *settings);
+                let known = known.and_then(|row| row.serving.clone());
+                let attempt = self.manner(settings, edge, base).and_then(|manner| {
+                    manners.insert(settings.name.clone(), manner);
+                    known.ok_or_else(|| "it has not been reached yet".to_owned())
+                });
+                return (settings.clone(), attempt);
+            }
             let path = base.join(&settings.path);
             let row = table.get(&settings.name);
             let stamp = Stamp::of(&path);
@@ -118,13 +149,35 @@ impl Packs {
             };
             (settings.clone(), attempt.map_err(|error| error.to_string()))
         };
-        Attempts(packs.iter().map(one).collect())
+        let packs = edge.packs.iter().map(&mut one).collect();
+        Attempts { packs, manners }
+    }
+
+    /// How the server of a pack is asked, or why it is not.
+    fn manner(&self, pack: &PackSettings, edge: &EdgeSettings, base: &Path) -> Result<Manner, String> {
+        if edge.mode == Mode::Offline {
+            return Err("edge.mode is \"offline\": no server is asked".to_owned());
+        }
+        let origin = Origin::of_pack(&self.service, pack, base).map_err(|error| error.to_string())?;
+        Ok(Manner {
+            origin: Arc::new(origin.ok_or("its URL cannot be read")?),
+            retry: edge.retry.clone(),
+            deadline: edge.fill.deadline.0,
+            stall: edge.fill.stall_timeout.0,
+            counters: Counters::new(&self.service),
+        })
     }
 
     /// Puts the mounts of a configuration in place. Requests in flight keep what they have.
     pub(crate) fn apply(&self, attempts: &Attempts, trust: Trust) {
         self.shared.policy.set(trust);
-        let before = self.table.rcu(|table| table::configured(table, &attempts.0));
+        self.manners.store(Arc::new(attempts.manners.clone()));
+        let before = self.table.rcu(|table| table::configured(table, &attempts.packs));
+        self.report(&before);
+    }
+
+    /// Says what has changed.
+    fn report(&self, before: &Table) {
         let after = self.table.load();
         for (name, row) in after.iter() {
             let known = before.get(name);
@@ -143,6 +196,30 @@ impl Packs {
             }
         }
         self.tell();
+    }
+
+    /// Has it looked at once whether packs on servers have been replaced.
+    pub(crate) fn look_again(&self) {
+        self.replaced.notify_one();
+    }
+
+    /// Tries the packs on servers that are not mounted, or not any more as they are there now; whether all are. Blocks.
+    fn reach_all(&self, runtime: &Handle) -> bool {
+        let mut good = true;
+        for (name, manner) in self.manners.load().iter() {
+            let table = self.table.load();
+            let Some(row) = table.get(name) else { continue };
+            let remote = row.serving.as_ref().and_then(|mounted| mounted.file.remote());
+            if row.refused.is_none() && remote.is_some_and(|remote| !remote.is_replaced()) {
+                continue;
+            }
+            let attempt = Mounted::reach(manner.clone(), runtime, &self.shared).map(Arc::new);
+            let attempt = attempt.map_err(|error| error.to_string());
+            good &= attempt.is_ok();
+            let before = self.table.rcu(|table| table::tried(table, &row.settings, &attempt));
+            self.report(&before);
+        }
+        good
     }
 
     pub(crate) fn table(&self) -> Arc<Table> {
@@ -174,8 +251,10 @@ impl Packs {
         let table = self.table.load();
         let candidates = table.values().filter_map(|row| row.candidate.as_ref());
         let serving = table.values().filter_map(|row| row.serving.as_ref());
-        let wanted =
-            |mounted: &&Arc<Mounted>| mounted.file.address().is_none() && mounted.unhashed.get().is_none();
+        let wanted = |mounted: &&Arc<Mounted>| {
+            let unknown = mounted.file.local().is_some_and(|file| file.address().is_none());
+            unknown && mounted.unhashed.get().is_none()
+        };
         candidates.chain(serving).find(wanted).cloned()
     }
 
@@ -206,7 +285,7 @@ impl Packs {
         }
         let table = self.table.load();
         let all = table.values().flat_map(|row| [&row.serving, &row.candidate]).flatten();
-        let keys: Vec<String> = all.map(|mounted| mounted.file.stamp().key()).collect();
+        let keys: Vec<String> = all.filter_map(|mounted| Some(mounted.file.local()?.stamp().key())).collect();
         for entry in std::fs::read_dir(folder)? {
             let entry = entry?;
             if !keys.iter().any(|key| entry.file_name() == key.as_str()) {
@@ -265,12 +344,41 @@ pub(crate) async fn hash<T: Send + Sync>(
     }
 }
 
+/// Mounts the packs that are on servers, and again when they have been replaced or the configuration has changed.
+pub(crate) async fn reach<T: Send + Sync>(
+    packs: Arc<Packs>,
+    service: Service,
+    mut config: watch::Receiver<T>,
+) -> TaskResult {
+    let mut pause = RETRY;
+    loop {
+        config.borrow_and_update();
+        let (reaching, runtime) = (packs.clone(), Handle::current());
+        let reaching = tokio::task::spawn_blocking(move || reaching.reach_all(&runtime));
+        let good = tokio::select! {
+            biased;
+            () = service.shutdown().draining() => return Ok(()),
+            good = reaching => good?,
+        };
+        let wait = if good { LOOK } else { pause };
+        pause = if good { RETRY } else { (2 * pause).min(LOOK) };
+        tokio::select! {
+            biased;
+            () = service.shutdown().draining() => return Ok(()),
+            changed = config.changed() => changed?,
+            () = packs.replaced.notified() => {}
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}
+
 /// Says why it cannot be done, if so.
 async fn hash_one(
     packs: &Arc<Packs>,
     mounted: &Arc<Mounted>,
 ) -> Result<Option<String>, tokio::task::JoinError> {
-    let (file, folder) = (mounted.file.clone(), packs.shared.folder.clone());
+    let folder = packs.shared.folder.clone();
+    let Some(file) = mounted.file.local().cloned() else { return Ok(None) };
     let begun = tokio::task::spawn_blocking(move || Hashing::begin(file, folder.as_deref())).await?;
     let mut hashing = match begun {
         Ok(Some(hashing)) => hashing,

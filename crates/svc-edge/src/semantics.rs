@@ -74,9 +74,10 @@ pub fn decide(
     let Some(variant) = negotiate(accepted.iter().map(|value| value.as_bytes()), available.variants) else {
         return Decision::bare(StatusCode::NOT_ACCEPTABLE, None);
     };
-    let etag = variant.address.etag();
-    let validators = Validators { etags: &[&etag], modified: available.modified };
     let conditions = Preconditions::of(headers, now);
+    // Most requests have no condition, and need no tag to compare it with.
+    let etag = if conditions == Preconditions::default() { String::new() } else { variant.address.etag() };
+    let validators = Validators { etags: &[&etag], modified: available.modified };
     match conditions.evaluate(method, Some(validators)) {
         Outcome::Failed => return Decision::bare(StatusCode::PRECONDITION_FAILED, Some(variant)),
         Outcome::NotModified => return Decision::bare(StatusCode::NOT_MODIFIED, Some(variant)),

@@ -1,5 +1,6 @@
 //! The life of a request: rate, room, path, then a look into the store, a change of it, or a question to an origin.
 
+mod index;
 mod live;
 mod packs;
 mod preview;
@@ -111,10 +112,22 @@ impl Source {
     }
 }
 
+impl Source {
+    /// The field of an answer; the commonest of all is not put together anew.
+    fn field(self, status: CacheStatus<'_>) -> HeaderValue {
+        if self == Source::Hit && status == self.status() {
+            return HeaderValue::from_static("ron-edge; hit");
+        }
+        status.value()
+    }
+}
+
 /// What a path means.
 #[derive(Debug, PartialEq, Eq)]
 enum Target {
     Asset(String),
+    /// What is stored under names.
+    Assets,
     Object(Address),
     /// Where objects are put whose address is not known beforehand.
     Objects,
@@ -128,6 +141,7 @@ impl Target {
         let Some(rest) = path.strip_prefix("/edge/") else { return Ok(None) };
         let decoded = decode_path(rest).map_err(|bad| Rejection::new(Reason::Malformed, bad.detail()))?;
         Ok(match decoded.split_once('/') {
+            None if decoded == "assets" => Some(Target::Assets),
             None if decoded == "cas" => Some(Target::Objects),
             None if decoded == "purge" => Some(Target::Purge),
             Some(("assets", name)) if !name.is_empty() => Some(Target::Asset(name.to_owned())),
@@ -142,7 +156,7 @@ impl Target {
     /// As metrics call it.
     fn label(&self) -> &'static str {
         match self {
-            Target::Asset(_) => "/edge/assets",
+            Target::Asset(_) | Target::Assets => "/edge/assets",
             Target::Object(_) | Target::Objects => "/edge/cas",
             Target::Purge => "/edge/purge",
             Target::Pack(target) => target.label(),
@@ -155,7 +169,7 @@ impl Target {
             Target::Object(_) => "GET, HEAD, PUT, OPTIONS",
             Target::Objects => "PUT, OPTIONS",
             Target::Purge => "POST, OPTIONS",
-            Target::Pack(_) => READS,
+            Target::Assets | Target::Pack(_) => READS,
         }
     }
 }
@@ -247,7 +261,7 @@ impl Edge {
             *route = "site";
             let (permit, budget) = self.admit(&request, (*route, snapshot), begun)?;
             let visit = site::Visit { origin, host: &host, snapshot, conn, corr, budget };
-            return self.visit(request, body, &visit, permit).await;
+            return Box::pin(self.visit(request, body, &visit, permit)).await;
         }
         let target = Target::of(path)?;
         if let Some(target) = &target {
@@ -267,6 +281,9 @@ impl Edge {
             (Method::GET | Method::HEAD, Target::Asset(name)) => {
                 self.read_asset(&request, &name, snapshot, budget, permit).await
             }
+            (Method::GET | Method::HEAD, Target::Assets) => {
+                Box::pin(self.list(&request, snapshot, budget)).await
+            }
             (Method::GET | Method::HEAD, Target::Object(address)) => {
                 self.read_object(&request, address, snapshot, budget, permit).await
             }
@@ -275,14 +292,18 @@ impl Edge {
                 self.read_pack(&asked, target, permit).await
             }
             (Method::PUT, Target::Asset(name)) => {
-                self.put_asset(&request, body, name, snapshot, budget).await
+                Box::pin(self.put_asset(&request, body, name, snapshot, budget)).await
             }
             (Method::PUT, Target::Object(address)) => {
-                self.put_object(&request, body, Some(address), snapshot, budget).await
+                Box::pin(self.put_object(&request, body, Some(address), snapshot, budget)).await
             }
-            (Method::PUT, Target::Objects) => self.put_object(&request, body, None, snapshot, budget).await,
-            (Method::DELETE, Target::Asset(name)) => self.delete(&request, name, snapshot, budget).await,
-            (Method::POST, Target::Purge) => self.purge(&request, body, snapshot, budget).await,
+            (Method::PUT, Target::Objects) => {
+                Box::pin(self.put_object(&request, body, None, snapshot, budget)).await
+            }
+            (Method::DELETE, Target::Asset(name)) => {
+                Box::pin(self.delete(&request, name, snapshot, budget)).await
+            }
+            (Method::POST, Target::Purge) => Box::pin(self.purge(&request, body, snapshot, budget)).await,
             _ => Err(Rejection::new(Reason::Method, "the method is not allowed here").header(ALLOW, allow)),
         }
     }
@@ -355,7 +376,8 @@ impl Handler for Edge {
         let preflight = request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
         let origin = request.headers().get(ORIGIN).cloned();
         let mut route = "none";
-        // Boxed: a future of this size would make that of every connection as large.
+        // Boxed: a future of this size would make that of every connection as large. What is rare is boxed once more
+        // within it, so that what is common takes little room.
         let answered = Box::pin(self.answer(request, &snapshot, (conn, &corr), begun, &mut route)).await;
         let mut response = answered.unwrap_or_else(|rejection| {
             self.rejections.count(rejection.reason);
@@ -468,11 +490,10 @@ mod tests {
             (of("/edge/cas"), of("/edge/purge")),
             (Ok(Some(Target::Objects)), Ok(Some(Target::Purge)))
         );
+        assert_eq!(of("/edge/assets"), Ok(Some(Target::Assets)));
         let address = Address([7; 32]);
         assert_eq!(of(&format!("/edge/cas/{address}")), Ok(Some(Target::Object(address))));
-        for nothing in
-            ["/", "/edge", "/edge/assets/", "/edge/assets", "/edge/other/x", "/edge/purge/x", "/assets/x"]
-        {
+        for nothing in ["/", "/edge", "/edge/assets/", "/edge/other/x", "/edge/purge/x", "/assets/x"] {
             assert_eq!(of(nothing), Ok(None), "{nothing}");
         }
         for bad in ["/edge/assets/../x", "/edge/assets/%00", "/edge/cas/b3:12", "/edge/", "/edge/assets/%zz"]

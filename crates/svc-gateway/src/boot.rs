@@ -57,7 +57,7 @@ async fn unmet(proxy: &Proxy) -> Vec<String> {
     }
     let mut unmet = Vec::new();
     for (name, upstream) in proxy.upstreams() {
-        if !upstream.answers().await {
+        if !upstream.is_bridge() && !upstream.answers().await {
             unmet.push(format!("upstream.{name}"));
         }
     }

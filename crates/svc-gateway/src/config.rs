@@ -10,6 +10,7 @@ use ron_kernel::http::client::Address;
 use ron_kernel::tls::{ClientTlsSettings, TlsSettings};
 use ron_kernel::units::{Size, Span};
 use ron_kernel::{choice, settings};
+use ron_transport::PeerAddress;
 use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -71,6 +72,8 @@ settings! {
         auth: AuthSettings = AuthSettings::default() => Hot;
         /// Rates.
         quotas: QuotaSettings = QuotaSettings::default() => Hot;
+        /// Topics of the overlay for HTTP clients.
+        bridge: BridgeSettings = BridgeSettings::default() => Hot;
         /// Where requests can go.
         upstreams: Vec<UpstreamSettings> = Vec::new() => Hot;
         /// Which request goes where: host first, then the longest path.
@@ -103,6 +106,19 @@ settings! {
         max_headers: usize = 100 => Hot;
         /// Bytes of a request head; the request line may take a quarter of them.
         max_header_bytes: Size = Size::kib(32) => Hot;
+    }
+}
+
+settings! {
+    /// The bridge: `POST /overlay/topics/{topic}` publishes, `GET` streams what is published. They need the scopes
+    /// `overlay:publish` and `overlay:subscribe`; with `auth.mode = "none"` only this machine may come, or whoever
+    /// can, with `node.danger_ok`.
+    pub struct BridgeSettings {
+        /// On or off. `ron up` turns it on where nothing is said here, and this machine alone may come.
+        enabled: bool = false => Restart;
+        /// Whose topics: `ed25519:…@host:port`, a node that has this one among its `overlay.peers`, spoken to under the
+        /// rules of `overlay.tls`. Empty: those of the overlay in this process.
+        peer: String = String::new() => Restart;
     }
 }
 
@@ -492,6 +508,13 @@ impl ViewSettings {
     }
 }
 
+impl BridgeSettings {
+    /// The peer, if there is one.
+    pub fn peer(&self) -> Result<Option<PeerAddress>, String> {
+        if self.peer.is_empty() { Ok(None) } else { self.peer.parse().map(Some) }
+    }
+}
+
 impl RouteSettings {
     /// The deadline that the upstream is told.
     pub(crate) fn told(&self, budget: &Budget) -> Option<Instant> {
@@ -551,6 +574,11 @@ impl GatewaySettings {
         }
         if !(0.0..=1.0).contains(&self.access_log.sample) {
             problems.add("gateway.access_log.sample", "must be between 0 and 1");
+        }
+        if let Err(error) = self.bridge.peer()
+            && self.bridge.enabled
+        {
+            problems.add("gateway.bridge.peer", error);
         }
         self.auth.validate(problems);
         self.validate_claims(problems);

@@ -399,17 +399,10 @@ pub(crate) fn max_forwards(method: &Method, headers: &HeaderMap) -> Option<u64> 
     headers.get(MAX_FORWARDS)?.to_str().ok()?.trim().parse().ok()
 }
 
-/// The protocol that a request asks to change to, if it may: HTTP by another name would slip past every rule here.
+/// The protocol that a request asks to change to, if it may.
 pub(crate) fn upgrade_of(request: &Request<Body>) -> Option<HeaderValue> {
-    let headers = request.headers();
     let asked = request.version() == Version::HTTP_11 && request.body().exact_len() == Some(0);
-    let protocol = headers.get(UPGRADE).filter(|_| asked)?;
-    let text = protocol.to_str().ok()?.to_ascii_lowercase();
-    let is_http = text.split(',').any(|one| {
-        let name = one.trim().split('/').next().unwrap_or("");
-        name.is_empty() || ["h2c", "h2", "http", "tls"].contains(&name)
-    });
-    (!is_http && named_by_connection(headers).contains(&UPGRADE)).then(|| protocol.clone())
+    ron_kernel::http::upgrade_of(request.headers()).filter(|_| asked)
 }
 
 #[cfg(test)]

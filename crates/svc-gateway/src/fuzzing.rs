@@ -1,16 +1,21 @@
-//! Doors for the fuzz targets: what the gateway writes, asked for with plain types.
+//! Doors for the fuzz targets and for measurements: parts of the gateway, asked for with plain types.
 
-use crate::auth;
+use crate::auth::{self, Auth};
+use crate::config::{GatewaySettings, RouteAuth, RouteSettings};
 use crate::forward::{self, Forward};
 use crate::proxy::{Quota, over_quota};
+use crate::tenants::{From, Tenants};
 use bytes::BytesMut;
 use http::header::HeaderMap;
 use http::{Request, Response, StatusCode, Version};
 use ron_kernel::admission::bucket::Rate;
 use ron_kernel::http::client::Outgoing as _;
 use ron_kernel::http::{Body, ConnInfo, Fields, Lines, Peer, Written};
+use ron_kernel::kernel::Kernel;
 use ron_kernel::problem::CorrId;
-use std::net::SocketAddr;
+use ron_kernel::token::Verifier;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The head that the upstream gets of a request from `peer`.
@@ -49,6 +54,28 @@ pub fn client_fields(lines: &Lines, status: StatusCode, version: Version) -> (He
 pub fn refusal(per_second: u64, burst_factor: f64, wait: Duration) -> Option<Response<Body>> {
     let rate = Rate::new(per_second, burst_factor)?;
     Some(over_quota(Quota::Tenant(0), rate, wait).into_response(&CorrId::new()))
+}
+
+/// Who may call under these settings.
+#[derive(Debug)]
+pub struct Callers(Tenants);
+
+impl Callers {
+    /// Reads the files that the settings name.
+    pub fn new(settings: &GatewaySettings, base: &Path, verifier: &Verifier) -> Result<Callers, String> {
+        let service = Kernel::new().service("gateway");
+        let auth = Auth::load(&service, &settings.auth, base, verifier, None).map_err(|(_, error)| error)?;
+        let served = service.metrics().family("fq_served_cost_total", "", ["tenant"]);
+        Ok(Callers(Tenants::new(settings, auth, None, &served)))
+    }
+
+    /// Whether these fields say who is calling, at this second.
+    pub fn knows(&self, headers: &HeaderMap, now: u64) -> bool {
+        let route = RouteSettings { auth: RouteAuth::Required, ..RouteSettings::default() };
+        let client = Some(Ipv4Addr::LOCALHOST.into());
+        let from = From { client, method: "GET", path: "/", now, ..From::default() };
+        self.0.caller(headers, &route, from).is_ok()
+    }
 }
 
 /// Whether a text passes as a JWT that this set of keys signed, at second 0.

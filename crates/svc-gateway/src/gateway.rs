@@ -3,6 +3,7 @@
 use crate::access_log::{ACCESS_LOG, AccessLog, Sink};
 use crate::auth::{self, Auth};
 use crate::boot;
+use crate::bridge::{self, Bridge};
 use crate::config::{GatewaySettings, SchedFull};
 use crate::degraded::Hysteresis;
 use crate::gate::{self, Gate, WORK_LOCK};
@@ -50,15 +51,18 @@ pub(crate) static SCHED: ChannelSpec = ChannelSpec {
     consumers: &["worker"],
 };
 
-static SHUTDOWN: ChannelSpec =
-    shutdown_spec(NAME, &["listener", "sweeper", "access_log", "housekeeping", "jwks", "strict_boot"]);
+static SHUTDOWN: ChannelSpec = shutdown_spec(
+    NAME,
+    &["listener", "sweeper", "access_log", "housekeeping", "jwks", "bridge", "strict_boot"],
+);
 static EVENTS: ChannelSpec = events_spec(NAME, &["housekeeping"]);
 static CONFIG: ChannelSpec = config_spec(NAME, &["housekeeping", "jwks"]);
 
 /// The gateway's declarations, for the inventory and the document.
-pub static CHANNELS: [&ChannelSpec; 6] = [&WORK, &SCHED, &ACCESS_LOG, &EVENTS, &SHUTDOWN, &CONFIG];
+pub static CHANNELS: [&ChannelSpec; 8] =
+    [&WORK, &SCHED, &ACCESS_LOG, &bridge::CALLS, &bridge::FEED, &EVENTS, &SHUTDOWN, &CONFIG];
 pub static LOCKS: [&LockSpec; 4] = [&WORK_LOCK, &COUNTERS, &IDLE, &BREAKER];
-pub const TASKS: [TaskSpec; 15] = {
+pub const TASKS: [TaskSpec; 16] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     let does = "applies a new configuration, forgets the rates of addresses and credentials that owe nothing";
     [
@@ -95,6 +99,12 @@ pub const TASKS: [TaskSpec; 15] = {
             kind: "jwks",
             sort: TaskSort::Permanent,
             does: "fetches the keys of JWTs ahead of need",
+        },
+        TaskSpec {
+            service: NAME,
+            kind: "bridge",
+            sort: TaskSort::Permanent,
+            does: "with `bridge.peer`: keeps a session with that overlay, and takes calls to it",
         },
         TaskSpec {
             service: NAME,
@@ -185,8 +195,15 @@ impl Gateway {
         settings: &GatewaySettings,
         data: &DataDir,
         verifier: &Verifier,
+        bridge: Option<Bridge>,
     ) -> Result<Gateway, BuildError> {
         service.declare(&SHUTDOWN, &EVENTS);
+        let settings = &settings.bridged();
+        bridge::declare(service);
+        let topics = bridge.map(|bridge| match bridge {
+            Bridge::Here(topics) => topics,
+            Bridge::Peer { dialer, peer, node } => bridge::start(service, dialer, peer, node),
+        });
         let (config, receiver) = channel::latest(service.inventory(), &CONFIG, Arc::new(settings.clone()));
         let plain = service.bind_tcp("http", settings.listen)?;
         let mut addresses = vec![("http", plain.address())];
@@ -207,7 +224,7 @@ impl Gateway {
         let material = read(service, settings, data, verifier, None)?;
         let access_log = AccessLog::start(service, open_sink(settings, data)?);
         let base = data.path().to_owned();
-        let proxy = Arc::new(Proxy::new(service, settings, base, material, access_log.clone()));
+        let proxy = Arc::new(Proxy::new(service, settings, base, material, access_log.clone(), topics));
         start_scheduling(service, settings, proxy.gate());
         let probing = (service.clone(), proxy.clone());
         service.permanent("prober", 0, move || probe(probing.0.clone(), probing.1.clone()));
@@ -264,7 +281,7 @@ impl Gateway {
         let former = self.server.handler().snapshot();
         let material = read(&self.service, settings, &self.data, verifier, Some(former.auth()))?;
         let sink = open_sink(settings, &self.data)?;
-        let (gateway, settings) = (self.clone(), settings.clone());
+        let (gateway, settings) = (self.clone(), settings.bridged());
         Ok(Box::new(move || {
             if let Some((server, config)) = tls {
                 server.replace(config);

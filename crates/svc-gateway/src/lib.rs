@@ -8,6 +8,7 @@ mod access_log;
 mod auth;
 mod boot;
 mod breaker;
+pub mod bridge;
 pub mod config;
 mod decode;
 mod degraded;

@@ -3,6 +3,7 @@
 mod explain;
 mod plan;
 mod status;
+mod topics;
 mod view;
 mod watch;
 
@@ -10,6 +11,7 @@ pub(crate) use plan::{Names, Quota, Seen};
 
 use crate::access_log::AccessLog;
 use crate::auth::Auth;
+use crate::bridge::Topics;
 use crate::config::{GatewaySettings, RouteSettings, ViewSettings};
 use crate::decode::Decoded;
 use crate::fair_queue::{Full, Shape};
@@ -101,6 +103,8 @@ pub(crate) struct Proxy {
     snapshot: Arc<ArcSwap<Snapshot>>,
     base: PathBuf,
     access_log: Arc<AccessLog>,
+    /// What answers behind the bridge, if there is one.
+    topics: Option<Topics>,
     gate: Arc<Gate>,
     /// Writes are shed.
     degraded: Arc<AtomicBool>,
@@ -132,6 +136,7 @@ impl Proxy {
         base: PathBuf,
         material: Material,
         access_log: Arc<AccessLog>,
+        topics: Option<Topics>,
     ) -> Proxy {
         let gate = Gate::new(service.inventory(), shape_of(settings), settings.max_inflight);
         expose(service, &gate);
@@ -178,6 +183,7 @@ impl Proxy {
             snapshot,
             base,
             access_log,
+            topics,
             gate,
             degraded,
             quotas: Quotas::new(service),
@@ -284,6 +290,9 @@ impl Proxy {
         }
         let trusted = plan.trusted;
         let passing = Passing { trusted, budget, pass, request_cost, upgrade, upload, account };
+        if upstream.is_bridge() {
+            return Box::pin(self.bridge(request, conn, corr, route, passing)).await;
+        }
         // Boxed: a connection at rest, and a request that is refused, need none of its room.
         Box::pin(self.forward(request, conn, corr, snapshot, index, passing)).await
     }

@@ -258,9 +258,7 @@ impl Tenants {
                 if !route.scopes.iter().all(|scope| claims.has_scope(scope)) {
                     return Err(forbidden());
                 }
-                let configured = self.by_claim.iter().find_map(|(name, values)| {
-                    claims.words(name).find_map(|value| values.get(&*value).copied())
-                });
+                let configured = self.claimed(|name, take| claims.words(name).for_each(|value| take(&value)));
                 // A subject counts as one, however many tokens it gets.
                 let capability = match claims.text("sub") {
                     Some(subject) => self.number("subject", (claims.text("iss"), subject)),
@@ -281,6 +279,18 @@ impl Tenants {
                 Ok(Identity { configured, capability: self.number("capability", opened.origin()) })
             }
         }
+    }
+
+    /// The tenant of somebody who claims this: of several the one that is listed first, so that it is always the same.
+    fn claimed(&self, values_of: impl Fn(&str, &mut dyn FnMut(&str))) -> Option<usize> {
+        let mut first = None;
+        for (name, known) in &self.by_claim {
+            values_of(name, &mut |value| {
+                let index = known.get(value).copied();
+                first = first.into_iter().chain(index).min();
+            });
+        }
+        first
     }
 
     /// A number for what somebody is known by.
@@ -414,6 +424,30 @@ mod tests {
         assert_eq!(ask(RouteAuth::Required, None, false), Err(Reason::Unauth));
         assert_eq!(ask(RouteAuth::Optional, Some(("x-api-key", "k2")), false), Err(Reason::TokenInvalid));
         assert_eq!(ask(RouteAuth::None, Some(("x-api-key", "k2")), false).unwrap().tenant.class, 0);
+    }
+
+    #[test]
+    fn of_several_tenants_whose_claims_fit_it_is_the_first() {
+        let tenant = |id: &str, claim: &str| TenantSettings {
+            id: id.to_owned(),
+            r#match: MatchSettings { claim: claim.to_owned(), ..MatchSettings::default() },
+            ..TenantSettings::default()
+        };
+        let listed = [("z", "org=a"), ("y", "team=b"), ("x", "team=c"), ("w", "plan=d")];
+        let tenants = listed.map(|(id, claim)| tenant(id, claim)).to_vec();
+        let settings = GatewaySettings { tenants, ..GatewaySettings::default() };
+        // As often as a map may come out in another order.
+        for _ in 0..32 {
+            let tenants = Tenants::new(&settings, Auth::None, None, &served());
+            let of = |said: &[(&str, &str)]| {
+                tenants.claimed(|name, take| {
+                    said.iter().filter(|(known, _)| *known == name).for_each(|(_, value)| take(value));
+                })
+            };
+            assert_eq!(of(&[("plan", "d"), ("team", "c"), ("team", "b")]), Some(1));
+            assert_eq!(of(&[("team", "b"), ("org", "a"), ("plan", "d")]), Some(0));
+            assert_eq!((of(&[("org", "b"), ("x", "a")]), of(&[])), (None, None));
+        }
     }
 
     #[test]

@@ -188,7 +188,13 @@ impl Upstream {
 
     /// Whether a request sent now would be refused for want of a server.
     pub(crate) fn is_down(&self) -> bool {
-        self.breaker_level() == 2 || self.servers.iter().all(|server| !server.is_healthy())
+        let none = !self.is_bridge() && self.servers.iter().all(|server| !server.is_healthy());
+        self.breaker_level() == 2 || none
+    }
+
+    /// Whether it stands for the overlay, which is no server.
+    pub(crate) fn is_bridge(&self) -> bool {
+        self.servers.is_empty()
     }
 
     /// Every request earns a part of a retry.

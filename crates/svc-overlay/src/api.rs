@@ -1,4 +1,4 @@
-//! The overlay on the admin plane: publish, follow, look at peers.
+//! The overlay over HTTP, on the admin plane and through the gateway: publish, follow, look at peers.
 
 use crate::handle::{Handle, Next, PublishError, SubscribeError, Subscription};
 use base64::Engine as _;
@@ -7,8 +7,9 @@ use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body as HttpBody, Frame};
-use oap::gossip::{Delivery, Topic};
+use oap::gossip::{Delivery, MessageId, Topic};
 use oap::session::Role;
+use ron_kernel::admin::Answering;
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::http::{Body, BodyError, WritePatience};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID, json_response};
@@ -43,6 +44,21 @@ impl Handle {
         let Some(name) = path.strip_prefix(TOPICS) else {
             return Err(Rejection::new(Reason::NotFound, "see /overlay/peers and /overlay/topics/{topic}"));
         };
+        self.topic(name, request, &corr, Form::Operator).await
+    }
+
+    /// The same for users of the bridge: a topic is all that they may ask for.
+    pub fn bridged(self, topic: String, request: Request<Body>, corr: CorrId) -> Answering {
+        Box::pin(async move { self.topic(&topic, request, &corr, Form::Bridge).await })
+    }
+
+    async fn topic(
+        &self,
+        name: &str,
+        request: Request<Body>,
+        corr: &CorrId,
+        form: Form,
+    ) -> Result<Response<Body>, Rejection> {
         let topic = Topic::parse(name).ok_or_else(|| {
             Rejection::new(
                 Reason::Malformed,
@@ -50,8 +66,8 @@ impl Handle {
             )
         })?;
         match *request.method() {
-            Method::POST => self.post(&topic, request, &corr).await,
-            Method::GET => self.stream(&topic, &corr),
+            Method::POST => self.post(&topic, request, corr, form).await,
+            Method::GET => self.stream(&topic, corr, form),
             _ => Err(other_method("GET, POST")),
         }
     }
@@ -61,6 +77,7 @@ impl Handle {
         topic: &Topic,
         mut request: Request<Body>,
         corr: &CorrId,
+        form: Form,
     ) -> Result<Response<Body>, Rejection> {
         let now = Instant::now();
         let unix = || self.shared.engine_now().unix_ms;
@@ -84,21 +101,23 @@ impl Handle {
             PublishError::Timeout { .. } => Rejection::new(Reason::Timeout, error.to_string()),
             PublishError::Canceled => Rejection::new(Reason::Draining, error.to_string()),
         })?;
-        let body = json!({
-            "id": published.id.to_string(), "queued": published.queued,
-            "lazy": published.lazy, "refused": published.refused,
-        });
+        let mut body = json!({"id": form.name(published.id)});
+        if form == Form::Operator {
+            body["queued"] = published.queued.into();
+            body["lazy"] = published.lazy.into();
+            body["refused"] = published.refused.into();
+        }
         Ok(json_response(StatusCode::ACCEPTED, &body, corr))
     }
 
-    fn stream(&self, topic: &Topic, corr: &CorrId) -> Result<Response<Body>, Rejection> {
+    fn stream(&self, topic: &Topic, corr: &CorrId, form: Form) -> Result<Response<Body>, Rejection> {
         let subscription = self.subscribe(topic).map_err(|error| match error {
             SubscribeError::Busy => Rejection::new(Reason::Busy, error.to_string()),
             SubscribeError::Canceled => Rejection::new(Reason::Draining, error.to_string()),
         })?;
         // The first piece says that whatever is published from now on will come.
         let first = Some(Bytes::from_static(b": following\n\n"));
-        let stream = Deliveries { first, rest: Some(subscription), waiting: None };
+        let stream = Deliveries { first, rest: Some(subscription), waiting: None, form };
         let mut response = Response::new(Body::stream(stream));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -127,7 +146,8 @@ impl Handle {
                 "listed": listed.iter().any(|peer| peer.node == info.node),
                 "ua": link.agreed.get().map(|agreed| agreed.ua.clone()),
                 "tls": link.proved.is_some(),
-                "post_quantum": link.proved.is_some_and(|proved| proved.post_quantum),
+                "post_quantum": link.proved.map_or(Some(false), |proved| proved.post_quantum),
+                "crc32c": link.is_checked(),
                 "raw_key": link.proved.is_some_and(|proved| proved.raw),
                 "score": info.score,
                 "rtt_us": u64::try_from(info.rtt.as_micros()).unwrap_or(u64::MAX),
@@ -167,15 +187,42 @@ fn other_method(allowed: &'static str) -> Rejection {
     Rejection::new(Reason::Method, "another method is needed here").header(ALLOW, allow)
 }
 
+/// How much is told, and in which words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// On the admin plane.
+    Operator,
+    /// Through the gateway, or over a session.
+    Bridge,
+}
+
+impl Form {
+    /// What a message is called.
+    fn name(self, id: MessageId) -> String {
+        match self {
+            Form::Operator => id.to_string(),
+            Form::Bridge => format!("b3:{id}"),
+        }
+    }
+}
+
 /// A message as users see it.
-fn shown(delivery: &Delivery) -> Value {
+fn shown(delivery: &Delivery, form: Form) -> Value {
     let mut body = json!({
-        "id": delivery.id.to_string(), "origin": delivery.origin.to_string(), "seq": delivery.seq,
-        "time": delivery.time, "topic": delivery.topic.as_str(), "hops": delivery.hops,
+        "id": form.name(delivery.id), "origin": delivery.origin.to_string(),
+        "topic": delivery.topic.as_str(), "hops": delivery.hops,
     });
+    let bytes = match form {
+        Form::Operator => {
+            body["seq"] = delivery.seq.into();
+            body["time"] = delivery.time.into();
+            "payload_base64"
+        }
+        Form::Bridge => "payload_b64",
+    };
     match std::str::from_utf8(&delivery.payload) {
         Ok(text) => body["payload"] = text.into(),
-        Err(_) => body["payload_base64"] = BASE64_STANDARD.encode(&delivery.payload).into(),
+        Err(_) => body[bytes] = BASE64_STANDARD.encode(&delivery.payload).into(),
     }
     body
 }
@@ -188,6 +235,7 @@ struct Deliveries {
     first: Option<Bytes>,
     rest: Option<Subscription>,
     waiting: Option<Waiting>,
+    form: Form,
 }
 
 impl HttpBody for Deliveries {
@@ -212,7 +260,8 @@ impl HttpBody for Deliveries {
         this.rest = Some(subscription);
         let text = match next {
             Next::Delivery(delivery) => {
-                format!("event: message\nid: {}\ndata: {}\n\n", delivery.id, shown(&delivery))
+                let (id, shown) = (this.form.name(delivery.id), shown(&delivery, this.form));
+                format!("event: message\nid: {id}\ndata: {shown}\n\n")
             }
             Next::Lagged(missed) => format!("event: lagged\ndata: {}\n\n", json!({"missed": missed})),
             Next::Quiet => ":\n\n".to_owned(),

@@ -5,7 +5,7 @@ use oap::gossip::{Config as EngineConfig, EgressLimits, HistoryLimits, WhenFull}
 use ron_kernel::config::Problems;
 use ron_kernel::units::{Size, Span};
 use ron_kernel::{choice, settings};
-use ron_transport::{Listen, Mode, PeerAddress, PeerTlsSettings};
+use ron_transport::{Address, Listen, Mode, PeerAddress, PeerTlsSettings};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,14 +19,14 @@ settings! {
         /// Whether `ron up` starts the overlay.
         enabled: bool = true => Restart;
         /// Address that peers dial: IP:PORT, where port 0 picks a free one, or unix:PATH for nodes of this user on this
-        /// machine.
+        /// machine, or quic:IP:PORT in a build with the feature `quic`.
         listen: Listen = Listen::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 9500))) => Restart;
         /// The address that others should write for this node, if it is not the one it listens on; `ron overlay peers`
         /// shows it.
         advertise: String = String::new() => Hot;
         /// Who may be a peer.
         admit: Admit = Admit::Listed => Hot;
-        /// Nodes to dial and to admit, each as ed25519:…@host:port.
+        /// Nodes to dial and to admit, each as ed25519:…@host:port, …@unix:PATH or …@quic:host:port.
         peers: Vec<String> = Vec::new() => Hot;
         /// New connections per second from one client address, and so many at once; as many per node. 0 is off.
         handshakes_per_ip: u64 = 10 => Hot;
@@ -152,8 +152,16 @@ impl OverlaySettings {
         if plain && !self.listen.is_local() {
             problems.add("overlay.listen", unsafe_words);
         }
+        let no_quic =
+            "is QUIC, which is always encrypted, and tls.mode is \"off\"; write host:port for plain TCP";
+        if self.tls.mode == Mode::Off && matches!(self.listen, Listen::Quic(_)) {
+            problems.add("overlay.listen", no_quic);
+        }
         for (index, peer) in self.peers.iter().enumerate() {
             match peer.parse::<PeerAddress>() {
+                Ok(peer) if self.tls.mode == Mode::Off && matches!(peer.at, Address::Quic(..)) => {
+                    problems.add(format!("overlay.peers[{index}]"), no_quic)
+                }
                 Err(error) => problems.add(format!("overlay.peers[{index}]"), error),
                 Ok(peer) if plain && !peer.at.is_local() => {
                     problems.add(format!("overlay.peers[{index}]"), unsafe_words)

@@ -21,11 +21,19 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// A connection that was accepted and waits for its handshake.
 #[derive(Debug)]
 pub(crate) struct Accepted {
-    pub(crate) io: Io,
+    pub(crate) io: Arrived,
     pub(crate) peer: Peer,
     pub(crate) at: Duration,
     /// The place among `max_conns`.
     pub(crate) place: Permit,
+}
+
+/// A connection as it came.
+#[derive(Debug)]
+pub(crate) enum Arrived {
+    Stream(Io),
+    #[cfg(feature = "quic")]
+    Quic(Box<ron_transport::quic::Arriving>),
 }
 
 /// Serves an accepted connection; `shaking` is given back when the handshake is over.
@@ -38,11 +46,16 @@ pub(crate) async fn accept(shared: Arc<Shared>, accepted: Accepted, shaking: Per
     let tls = shared.tls.load_full().filter(|_| matches!(peer, Peer::Tcp(_)));
     let until = shared.instant(at + shared.settings.load().handshake_timeout.0);
     let shaken = async {
-        match tls {
-            None => Ok((io, None)),
-            // In a box of its own, which is gone with the handshake.
-            Some(tls) => Box::pin(tls.accept(io)).await.map(|(io, proved)| (io, Some(proved))),
-        }
+        // In a box of its own, which is gone with the handshake.
+        let shaken = match (io, tls) {
+            (Arrived::Stream(io), None) => return Ok((io, None)),
+            (Arrived::Stream(io), Some(tls)) => Box::pin(async move { tls.accept(io).await }).await,
+            #[cfg(feature = "quic")]
+            (Arrived::Quic(_), None) => return Err(HandshakeError::Alpn),
+            #[cfg(feature = "quic")]
+            (Arrived::Quic(arriving), Some(tls)) => Box::pin(async move { arriving.shake(&tls).await }).await,
+        };
+        shaken.map(|(io, proved)| (io, Some(proved)))
     };
     let (io, proved) = tokio::select! {
         biased;
@@ -96,8 +109,9 @@ where
     let (link, replies) = Link::new(shared, role, at, proved);
     let link = Arc::new(link);
     let session = Session::new(session_config(shared, &link), began);
-    let (shares, own, frames, active) = (shared.clone(), link.clone(), Vec::new(), None);
-    let reader = Reader { shared: shares, link: own, io: read, session, frames, shaking, active };
+    let (shares, own, frames) = (shared.clone(), link.clone(), Vec::new());
+    let (active, services) = (None, None);
+    let reader = Reader { shared: shares, link: own, io: read, session, frames, shaking, active, services };
     let (done, mut read_done) = oneshot::channel();
     let named = link.clone();
     // The kernel keeps what it is given beside the box it runs it in: a pointer is the least.

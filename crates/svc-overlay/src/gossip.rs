@@ -198,6 +198,9 @@ impl Gossip {
             ConnectError::Connected(_) => End::Duplicate,
             ConnectError::Myself => End::Policy,
         })?;
+        if link.proved.is_some() {
+            self.engine.prove(peer);
+        }
         self.links.insert(peer, (node, link.clone()));
         let mut index = self.shared.index.lock();
         index.links.insert(peer, link.clone());

@@ -66,6 +66,11 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// For one who asks for topics only.
+    pub(crate) fn of(shared: &Arc<Shared>) -> Handle {
+        Handle { shared: shared.clone(), listen: Arc::default() }
+    }
+
     /// Publishes a message. Where no peer has room for it, waits for that until the deadline.
     pub async fn publish(
         &self,

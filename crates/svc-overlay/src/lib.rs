@@ -3,7 +3,7 @@
 //! Start from [`Overlay`] and, for whoever publishes or follows something within the process, [`Handle`]. A
 //! connection's life is in `listener` or `dialer`, then `conn`, `reader` and `writer`; `link` is what they share.
 //! `gossip` drives the engine of `oap`, which decides everything and waits for nobody; `calls` is what it is asked.
-//! `pressure` judges readiness, `api` is HTTP on the admin plane.
+//! `pressure` judges readiness, `api` is HTTP on the admin plane, `services` the same over a session.
 //!
 //! There is no discovery here: peers come from the configuration, which a registry may have a part in.
 
@@ -20,6 +20,7 @@ mod metrics;
 mod overlay;
 mod pressure;
 mod reader;
+mod services;
 mod shared;
 #[cfg(test)]
 mod tests;

@@ -112,6 +112,8 @@ pub(crate) struct Link {
     replies: Sender<Outgoing>,
     /// For the writer: there is something to write, or it is to finish.
     pub(crate) wake: Notify,
+    /// For the reader: the writer has written something.
+    pub(crate) wrote: Notify,
     /// For the reader: somebody has ended the session.
     pub(crate) stop: Notify,
     pub(crate) agreed: OnceLock<Agreed>,
@@ -143,6 +145,7 @@ impl Link {
             proved,
             replies,
             wake: Notify::new(),
+            wrote: Notify::new(),
             stop: Notify::new(),
             agreed: OnceLock::new(),
             opened: OnceLock::new(),
@@ -159,6 +162,11 @@ impl Link {
         let taken = self.replies.try_send(answer).is_ok();
         self.wake.notify_one();
         taken
+    }
+
+    /// Answers that the writer has not taken yet.
+    pub(crate) fn unwritten(&self) -> usize {
+        self.replies.depth()
     }
 
     /// Tells the peer that a gossip frame found no room. One that reads nothing need not be told.

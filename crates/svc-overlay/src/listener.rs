@@ -1,9 +1,9 @@
 //! Accepting: a place first, then the connection, then the check of its address; handshakes are begun apart.
 
-use crate::conn::{Accepted, accept};
+use crate::conn::{Accepted, Arrived, accept};
 use crate::shared::Shared;
 use ron_kernel::channel::{Receiver, Sender};
-use ron_kernel::http::Bound;
+use ron_kernel::http::{Bound, Peer};
 use ron_kernel::inventory::{ChannelKind, ChannelSpec, Policy};
 use ron_kernel::task::TaskResult;
 use std::future::poll_fn;
@@ -24,11 +24,52 @@ pub(crate) static INGRESS_WORK: ChannelSpec = ChannelSpec {
 /// How long to wait when the system gives no connection.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 
-pub(crate) async fn listen(
-    shared: Arc<Shared>,
-    bound: Arc<Bound>,
-    work: Arc<Sender<Accepted>>,
-) -> TaskResult {
+/// Where connections come in.
+#[derive(Debug)]
+pub(crate) enum Door {
+    Socket(Bound),
+    #[cfg(feature = "quic")]
+    Quic(ron_transport::quic::Quic),
+}
+
+impl Door {
+    /// As others are told.
+    pub(crate) fn address(&self) -> String {
+        match self {
+            Door::Socket(bound) => bound.address(),
+            #[cfg(feature = "quic")]
+            Door::Quic(quic) => {
+                quic.address().map_or_else(|error| error.to_string(), |at| format!("quic:{at}"))
+            }
+        }
+    }
+
+    async fn accept(&self) -> std::io::Result<(Arrived, Peer)> {
+        match self {
+            Door::Socket(bound) => bound.accept().await.map(|(io, peer)| (Arrived::Stream(io), peer)),
+            #[cfg(feature = "quic")]
+            Door::Quic(quic) => match quic.accept().await {
+                Some(arriving) => {
+                    let peer = Peer::Tcp(arriving.from());
+                    Ok((Arrived::Quic(Box::new(arriving)), peer))
+                }
+                None => Err(std::io::Error::other("the socket is closed")),
+            },
+        }
+    }
+
+    /// Takes further connections with these keys.
+    pub(crate) fn renew(&self, tls: Option<&ron_transport::Tls>) -> std::io::Result<()> {
+        match (self, tls) {
+            #[cfg(feature = "quic")]
+            (Door::Quic(quic), Some(tls)) => quic.renew(tls),
+            // TCP's handshakes look for the keys themselves.
+            _ => Ok(()),
+        }
+    }
+}
+
+pub(crate) async fn listen(shared: Arc<Shared>, bound: Arc<Door>, work: Arc<Sender<Accepted>>) -> TaskResult {
     let draining = shared.service.shutdown().clone();
     let mut failures = 0u32;
     loop {

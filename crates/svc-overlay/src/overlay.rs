@@ -7,7 +7,7 @@ use crate::dialer::dial;
 use crate::gossip::gossip;
 use crate::handle::{DELIVERIES, Handle};
 use crate::link::{End, Link, REPLIES};
-use crate::listener::{INGRESS_WORK, listen, supervise};
+use crate::listener::{Door, INGRESS_WORK, listen, supervise};
 use crate::metrics::expose;
 use crate::shared::{EGRESS, FRAMES, HANDSHAKES, INGRESS, PEER_INDEX, SUBSCRIBERS, Shared};
 use ed25519_dalek::SigningKey;
@@ -83,6 +83,7 @@ pub enum BuildError {
 #[derive(Debug)]
 pub struct Overlay {
     handle: Handle,
+    door: Arc<Door>,
     key: PrivateKey,
     data: DataDir,
     reload: Sender<Arc<OverlaySettings>>,
@@ -98,11 +99,8 @@ impl Overlay {
     ) -> Result<Overlay, BuildError> {
         service.declare(&SHUTDOWN, &EVENTS);
         let tls = load_tls(settings, key, data)?;
-        let bound = match &settings.listen {
-            Listen::Tcp(address) => bind_tcp(*address)?,
-            Listen::Unix(path) => bind_unix(&data.join(path), false)?,
-        };
-        let handle_at: Arc<str> = bound.address().into();
+        let door = Arc::new(door(settings, data, tls.as_ref())?);
+        let handle_at: Arc<str> = door.address().into();
         let shared = Shared::new(service, settings, SigningKey::from_bytes(&key.seed()), tls);
         let inventory = service.inventory();
         let (work, work_end) = channel::queue(
@@ -119,9 +117,9 @@ impl Overlay {
         let limits = Limits::items(DELIVERIES.capacity);
         drop(channel::queue::<()>(inventory, &DELIVERIES, limits, DELIVERIES.policy));
         let handle = Handle { shared: shared.clone(), listen: handle_at };
-        let (bound, work, work_end) = (Arc::new(bound), Arc::new(work), Arc::new(work_end));
-        let own = shared.clone();
-        service.permanent("listener", 0, move || listen(own.clone(), bound.clone(), work.clone()));
+        let (work, work_end) = (Arc::new(work), Arc::new(work_end));
+        let (own, accepting) = (shared.clone(), door.clone());
+        service.permanent("listener", 0, move || listen(own.clone(), accepting.clone(), work.clone()));
         let own = shared.clone();
         service.permanent("conn_supervisor", 0, move || supervise(own.clone(), work_end.clone()));
         let own = shared.clone();
@@ -139,7 +137,7 @@ impl Overlay {
         expose(service, move || read.ledger.load_full());
         let own = handle.clone();
         service.local_routes(PREFIX, move |request, corr| Box::pin(own.clone().answer(request, corr)));
-        Ok(Overlay { handle, key: key.clone(), data: data.clone(), reload })
+        Ok(Overlay { handle, door, key: key.clone(), data: data.clone(), reload })
     }
 
     /// For users within the process.
@@ -161,10 +159,30 @@ impl Overlay {
         let tls = load_tls(settings, &self.key, &self.data)?;
         let (overlay, settings) = (self.clone(), Arc::new(settings.clone()));
         Ok(Box::new(move || {
+            if let Err(error) = overlay.door.renew(tls.as_ref()) {
+                tracing::error!(%error, "QUIC goes on with the former keys");
+            }
             overlay.handle.shared.tls.store(tls.map(Arc::new));
             // Collapsed if the reloader is behind: only the newest matters.
             drop(overlay.reload.try_send(settings));
         }))
+    }
+}
+
+/// Binds what the configuration names.
+fn door(settings: &OverlaySettings, data: &DataDir, tls: Option<&Tls>) -> Result<Door, BindError> {
+    match (&settings.listen, tls) {
+        (Listen::Tcp(address), _) => bind_tcp(*address).map(Door::Socket),
+        (Listen::Unix(path), _) => bind_unix(&data.join(path), false).map(Door::Socket),
+        #[cfg(feature = "quic")]
+        (Listen::Quic(address), Some(tls)) => {
+            let bound = ron_transport::quic::Quic::listen(*address, tls);
+            bound.map(Door::Quic).map_err(|error| BindError::new(settings.listen.to_string(), error))
+        }
+        // Neither passes the configuration's check.
+        (Listen::Quic(_), _) => {
+            Err(BindError::new(settings.listen.to_string(), std::io::ErrorKind::Unsupported.into()))
+        }
     }
 }
 

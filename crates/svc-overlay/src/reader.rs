@@ -3,10 +3,11 @@
 use crate::calls::Call;
 use crate::conn::Active;
 use crate::link::{End, Link, Opened};
+use crate::services::{Services, UNWRITTEN_MAX};
 use crate::shared::Shared;
 use bytes::BytesMut;
 use oap::error::{FrameError, problem};
-use oap::frame::{APP_GOSSIP, Flags, Frame, Kind};
+use oap::frame::{APP_GOSSIP, APP_SERVICES, FRAME_MIN_MAX, Flags, Frame, Kind};
 use oap::gossip::{Incoming, Offence};
 use oap::session::{Agreed, Closed, Event, Place, Session};
 use oap::{NodeId, session};
@@ -14,6 +15,7 @@ use ron_kernel::shutdown::Phase;
 use ron_kernel::sync::Permit;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::sync::oneshot;
@@ -34,6 +36,8 @@ pub(crate) struct Reader<R> {
     pub(crate) shaking: Option<Permit>,
     /// Once it is a session.
     pub(crate) active: Option<Active>,
+    /// Once the peer has asked for something.
+    pub(crate) services: Option<Box<Services>>,
 }
 
 impl<R: AsyncRead + Unpin + Send> Reader<R> {
@@ -95,23 +99,36 @@ impl<R: AsyncRead + Unpin + Send> Reader<R> {
                     Ok(_) => {}
                     Err(_) => return End::Io,
                 },
+                frame = served(&mut self.services, &link), if self.services.is_some() => {
+                    if let Some(end) = self.respond(&frame) {
+                        return end;
+                    }
+                }
+                // There may be room for more of an answer.
+                () = link.wrote.notified(), if self.services.is_some() => {}
             }
         }
     }
 
     /// Does what the session says next; gives an end if there is one.
     async fn events(&mut self) -> Option<End> {
-        let mut end = None;
+        // What was read together came together: the clock is asked once, and after every wait.
+        let (mut end, mut now) = (None, self.shared.now());
         while end.is_none()
-            && let Some(event) = self.session.poll(self.shared.now())
+            && let Some(event) = self.session.poll(now)
         {
             end = match event {
-                Event::Open(agreed) => self.open(agreed).await,
+                Event::Open(agreed) => {
+                    let end = self.open(agreed).await;
+                    now = self.shared.now();
+                    end
+                }
                 event => self.event(event),
             };
             if self.frames.len() >= AT_ONCE {
                 self.shared.receive(&self.link, &mut self.frames);
                 tokio::task::yield_now().await;
+                now = self.shared.now();
             }
         }
         if !self.frames.is_empty() {
@@ -151,6 +168,11 @@ impl<R: AsyncRead + Unpin + Send> Reader<R> {
                 tracing::debug!(peer = self.link.at, reason = reason.name(), "the peer goes away");
             }
             Event::Closed(why) => return Some(self.closed(why)),
+            Event::Broken(APP_SERVICES, corr) => {
+                if let Some(services) = &mut self.services {
+                    services.forget(corr);
+                }
+            }
             Event::Broken(..) | Event::Open(_) => {}
         }
         None
@@ -158,6 +180,11 @@ impl<R: AsyncRead + Unpin + Send> Reader<R> {
 
     /// A frame of gossip is a whole event of a node that is known; anything else is nobody's.
     fn frame(&mut self, frame: Frame, place: Place) -> Option<End> {
+        if frame.app == APP_SERVICES {
+            let services = self.services.get_or_insert_with(|| Box::new(Services::new(&self.shared)));
+            let answer = services.take(frame, place);
+            return answer.and_then(|answer| self.respond(&answer));
+        }
         let Some(opened) = self.link.opened.get() else {
             tracing::info!(peer = self.link.at, "gossip from a peer that did not say who it is");
             self.session.goaway(oap::control::Goaway::Policy);
@@ -177,12 +204,17 @@ impl<R: AsyncRead + Unpin + Send> Reader<R> {
                 problem(400, "malformed", "gossip frames are whole events without tenant or capability");
             let answer = Frame { flags: Flags::RESP, code: 400, payload: body, ..frame };
             let answer = Frame { cap: bytes::Bytes::new(), ..answer };
-            return match self.session.send(&answer) {
-                Ok(answer) => (!self.link.reply(answer)).then_some(End::Limit),
-                Err(_) => None,
-            };
+            return self.respond(&answer);
         }
         None
+    }
+
+    /// Sends a frame of an answer; one to what the peer has given up is nobody's.
+    fn respond(&mut self, frame: &Frame) -> Option<End> {
+        match self.session.send(frame) {
+            Ok(answer) => (!self.link.reply(answer)).then_some(End::Limit),
+            Err(_) => None,
+        }
     }
 
     fn rejected(&self, error: FrameError) {
@@ -224,13 +256,13 @@ impl<R: AsyncRead + Unpin + Send> Reader<R> {
 
     /// HELLO is over: the engine is told, unless the node may not be a peer.
     async fn open(&mut self, agreed: Agreed) -> Option<End> {
-        let (node, max_frame) = (agreed.node, agreed.max_frame);
+        let (node, max_frame, client) = (agreed.node, agreed.max_frame, agreed.client);
         let _ = self.link.agreed.set(agreed);
         self.shaking = None;
         let refused = if !self.shared.admits(node) {
             Some(End::Policy)
         } else {
-            match node {
+            match node.filter(|_| !client) {
                 None => None,
                 Some(node) if !self.shared.may_open(node) => Some(End::Limit),
                 Some(node) => self.join(node, max_frame).await.err(),
@@ -282,6 +314,16 @@ impl<R: AsyncRead + Unpin + Send> Reader<R> {
     }
 }
 
+/// The next frame of an answer, if the writer has room for it.
+async fn served(services: &mut Option<Box<Services>>, link: &Link) -> Frame {
+    let max = link.agreed.get().map_or(FRAME_MIN_MAX, |agreed| agreed.max_frame);
+    std::future::poll_fn(|cx| match services {
+        Some(services) if link.unwritten() < UNWRITTEN_MAX => services.poll_next(max, cx),
+        _ => Poll::Pending,
+    })
+    .await
+}
+
 /// What a session is told about itself.
 pub(crate) fn session_config(shared: &Shared, link: &Link) -> session::SessionConfig {
     let settings = shared.settings.load();
@@ -299,7 +341,7 @@ pub(crate) fn session_config(shared: &Shared, link: &Link) -> session::SessionCo
         role: link.role,
         hello,
         proved: link.proved.map(|proved| proved.node),
-        apps: vec![APP_GOSSIP],
+        apps: vec![APP_GOSSIP, APP_SERVICES],
         handshake_timeout: settings.handshake_timeout.0,
         read_timeout: settings.timeouts.read.0,
         idle_timeout: settings.timeouts.idle.0,

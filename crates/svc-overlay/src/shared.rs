@@ -224,6 +224,11 @@ impl Shared {
             || node.is_some_and(|node| settings.listed().any(|peer| peer.node == node))
     }
 
+    /// Counts a refusal.
+    pub(crate) fn reject(&self, reason: Reason) {
+        self.rejections.count(reason);
+    }
+
     /// Takes over what a reload may change.
     pub(crate) fn apply(&self, settings: Arc<OverlaySettings>) {
         self.conns.set_limit(settings.max_conns);

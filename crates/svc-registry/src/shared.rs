@@ -418,6 +418,26 @@ mod tests {
     use crate::checkpointor::make;
     use crate::fixture::Fixture;
 
+    #[tokio::test]
+    async fn a_read_that_fails_is_tried_again_a_few_times_and_counted() {
+        let registry = Fixture::new(RegistrySettings::default());
+        let tries = Arc::new(AtomicUsize::new(0));
+        let (seen, busy) = (tries.clone(), || std::io::Error::other("the disk is busy"));
+        let failing = move |good_after: usize| {
+            let seen = seen.clone();
+            move |_: &Reader| match seen.fetch_add(1, Ordering::Relaxed) {
+                tried if tried < good_after => Err(StoreError::Database(Box::new(redb::Error::Io(busy())))),
+                tried => Ok(tried),
+            }
+        };
+        assert_eq!(registry.shared.read("head", failing(2)).await.unwrap(), 2);
+        let counted = registry.shared.numbers.storage_backoff.with(["head"]);
+        assert_eq!(counted.value(), 2);
+        let gave_up = registry.shared.read("head", failing(100)).await;
+        assert!(matches!(gave_up, Err(StoreError::Database(_))));
+        assert_eq!((counted.value(), tries.load(Ordering::Relaxed)), (4, 6));
+    }
+
     #[test]
     fn heads_page_has_the_newest_of_both_whoever_was_last() {
         let mut registry = Fixture::new(RegistrySettings::default());

@@ -4,7 +4,9 @@ use super::compare::{report, rounds};
 use super::load::{Client, with_key};
 use super::peers::{self, KEY, Server};
 use super::{Bench, table};
+use crate::run::root;
 use serde_json::{Map, Value, json};
+use std::process::Command;
 
 /// What refusing costs beside proxying.
 pub(super) fn reject(bench: &Bench) -> Option<Value> {
@@ -63,6 +65,20 @@ pub(super) fn tenants(bench: &Bench) -> Option<Value> {
     }
     table::print("tenants: configured API keys, sent in turn, HTTP/1.1, 64 connections (goal: flat)", &rows);
     Some(result.into())
+}
+
+/// What finding out who is calling costs, by kind of credentials.
+pub(super) fn tokens(_: &Bench) -> Option<Value> {
+    let args = ["run", "--release", "--quiet", "-p", "svc-gateway", "--example", "tokens"];
+    let output = Command::new("cargo").args(args).current_dir(root()).output().ok()?;
+    let Ok(figures) = serde_json::from_slice::<Map<String, Value>>(&output.stdout) else {
+        println!("{}", String::from_utf8_lossy(&output.stderr));
+        return None;
+    };
+    let mut rows = vec![table::row(&["credentials", "us/check"])];
+    rows.extend(figures.iter().map(|(kind, micros)| vec![kind.clone(), micros.to_string()]));
+    table::print("tokens: one look at who is calling, on one core", &rows);
+    Some(figures.into())
 }
 
 /// A wrk script whose requests are made beforehand, so that the client's work does not grow either.

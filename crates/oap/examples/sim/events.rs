@@ -94,6 +94,7 @@ impl Net {
                 self.hang_up(peer, node, number);
                 break;
             };
+            it.engine.prove(id);
             // As a session that has pinged a few times would say.
             (0..8).for_each(|_| it.engine.rtt(id, round_trip));
             it.peers.insert(peer, Session { peer: id, number });

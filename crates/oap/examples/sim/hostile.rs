@@ -14,6 +14,8 @@ pub(crate) enum Hostility {
     Garbage,
     /// Messages in another's name.
     Forger,
+    /// Messages of its own with another's signature: whoever takes its word for them is to be blamed by the next.
+    Impostor,
     /// Ten times as many good messages as it may send.
     Flooder,
     /// The same message again and again.
@@ -25,9 +27,10 @@ pub(crate) enum Hostility {
 }
 
 impl Hostility {
-    pub(crate) const ALL: [Hostility; 6] = [
+    pub(crate) const ALL: [Hostility; 7] = [
         Hostility::Garbage,
         Hostility::Forger,
+        Hostility::Impostor,
         Hostility::Flooder,
         Hostility::Repeater,
         Hostility::Liar,
@@ -58,6 +61,7 @@ impl Net {
                 return Frame::event(APP_GOSSIP, any, bytes).encode(FRAME_MAX).expect("a frame");
             }
             Hostility::Forger => self.message(node_id(from + 1), any, any),
+            Hostility::Impostor => self.message(node_id(from), any, from as u64 + 1),
             Hostility::Flooder => self.message(node_id(from), any, from as u64),
             Hostility::Repeater => self.message(node_id(from), 1, from as u64),
             Hostility::Liar => Gossip::IHave { history: false, topic, entries: vec![(id, 1000)] },

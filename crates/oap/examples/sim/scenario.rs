@@ -88,7 +88,7 @@ impl Plan {
         plan.split = maybe(nodes).map(|at| (half / 2, half + half / 2, at));
         plan.frozen = maybe(nodes);
         plan.slow = maybe(nodes).map(|node| (node, 10_000));
-        plan.hostile = maybe(nodes * 6).map(|any| (any / 6, Hostility::ALL[any % 6]));
+        plan.hostile = maybe(nodes * 7).map(|any| (any / 7, Hostility::ALL[any % 7]));
         plan.shape = shape;
         plan
     }

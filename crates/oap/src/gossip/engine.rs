@@ -11,7 +11,7 @@ use super::egress::{Ceiling, Egress, Refused, SharedEgress};
 use super::fair::Lane;
 use super::history::{History, Kept, millis};
 use super::ledger::{Cause, Ledger, Outcome, Queue};
-use super::message::{Envelope, MessageId, Topic};
+use super::message::{Envelope, MessageId, Origins, Topic};
 use super::missing::Missing;
 use super::peer::Peer;
 use super::random::Random;
@@ -127,6 +127,7 @@ pub struct Engine {
     topics: BTreeMap<Topic, TopicState>,
     /// Topics that somebody here follows.
     follows: BTreeSet<Topic>,
+    origins: Origins,
     seen: Seen,
     history: History,
     missing: Missing,
@@ -152,6 +153,7 @@ impl Engine {
             last_peer: 0,
             topics: BTreeMap::new(),
             follows: BTreeSet::new(),
+            origins: Origins::default(),
             seen: Seen::new(config.seen_max),
             history: History::new(config.history, config.history_bytes_max),
             missing: Missing::new(config.missing_max),
@@ -216,6 +218,13 @@ impl Engine {
         Ok((peer, egress))
     }
 
+    /// The transport has proved that a peer is the node it says: what it publishes itself needs no other proof here.
+    pub fn prove(&mut self, peer: PeerId) {
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            peer.proved = true;
+        }
+    }
+
     /// The session is over.
     pub fn disconnect(&mut self, now: Now, peer: PeerId) {
         let Some(gone) = self.peers.remove(&peer) else { return };
@@ -278,7 +287,7 @@ impl Engine {
         if self.config.signed {
             envelope.sign(id, &self.key);
         }
-        let kept = Kept { id, envelope, payload, hops: 0 };
+        let kept = Kept { id, envelope, payload, hops: 0, checked: true };
         self.touch(now, topic);
         let reach = self.relay(now, &kept, None, false);
         if reach.queued + reach.lazy == 0 && reach.refused > 0 {

@@ -22,6 +22,9 @@ pub struct Kept {
     pub payload: Bytes,
     /// Hops it took to come here.
     pub hops: u8,
+    /// Whether its signature was checked. One that was not came from its origin itself, over a transport that has
+    /// proved the origin's key, and is for nobody else before it is.
+    pub checked: bool,
 }
 
 #[derive(Debug)]
@@ -90,6 +93,23 @@ impl History {
             let Some(topic) = largest else { return };
             self.drop_oldest(&topic);
         }
+    }
+
+    /// A message's signature holds.
+    pub(super) fn set_checked(&mut self, id: MessageId) {
+        if let Some(kept) = self.messages.get_mut(&id) {
+            kept.checked = true;
+        }
+    }
+
+    /// Takes out a message that should never have been taken.
+    pub(super) fn remove(&mut self, id: MessageId) {
+        let Some(kept) = self.messages.remove(&id) else { return };
+        if let Some(line) = self.topics.get_mut(&kept.envelope.topic) {
+            line.order.remove(&(kept.envelope.time, id));
+            line.bytes -= kept.payload.len();
+        }
+        self.bytes -= kept.payload.len();
     }
 
     /// Forgets what is older than its age.

@@ -4,6 +4,7 @@ use crate::node::NodeId;
 use bytes::{Buf, BufMut as _};
 use ed25519_dalek::{Signature, Signer as _, SigningKey, VerifyingKey};
 use std::borrow::Borrow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -59,6 +60,31 @@ impl fmt::Display for Topic {
 impl fmt::Debug for Topic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+/// Origins whose keys are kept as points of the curve.
+const ORIGINS_MAX: usize = 1024;
+
+/// Keys as signatures are checked with: to make a point of a key's bytes costs a seventh of a check.
+#[derive(Debug, Default)]
+pub(super) struct Origins(BTreeMap<NodeId, VerifyingKey>);
+
+impl Origins {
+    /// Whether a message's origin signed it. Only an origin that did is remembered, so that forgeries displace nobody.
+    pub(super) fn signed(&mut self, envelope: &Envelope, id: MessageId) -> bool {
+        if let Some(key) = self.0.get(&envelope.origin) {
+            return envelope.is_signed_by(key, id);
+        }
+        let Ok(key) = VerifyingKey::from_bytes(&envelope.origin.0) else { return false };
+        let signed = envelope.is_signed_by(&key, id);
+        if signed {
+            if self.0.len() >= ORIGINS_MAX {
+                self.0.clear();
+            }
+            self.0.insert(envelope.origin, key);
+        }
+        signed
     }
 }
 
@@ -128,9 +154,12 @@ impl Envelope {
 
     /// Whether the origin signed this message at this time.
     pub fn is_signed(&self, id: MessageId) -> bool {
-        let Some(signature) = self.signature else { return false };
-        VerifyingKey::from_bytes(&self.origin.0)
-            .is_ok_and(|key| key.verify_strict(&self.signed(id), &Signature::from_bytes(&signature)).is_ok())
+        VerifyingKey::from_bytes(&self.origin.0).is_ok_and(|key| self.is_signed_by(&key, id))
+    }
+
+    fn is_signed_by(&self, origin: &VerifyingKey, id: MessageId) -> bool {
+        let signature = self.signature.map(|bytes| Signature::from_bytes(&bytes));
+        signature.is_some_and(|signature| origin.verify_strict(&self.signed(id), &signature).is_ok())
     }
 
     fn signed(&self, id: MessageId) -> [u8; SIGNED.len() + 40] {

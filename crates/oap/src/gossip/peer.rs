@@ -26,6 +26,8 @@ const FOLLOWS_MAX: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) node: NodeId,
+    /// Whether the transport has proved that it is this node.
+    pub(super) proved: bool,
     pub(super) egress: SharedEgress,
     pub(super) max_frame: u32,
     pub(super) rtt: Estimate,
@@ -59,6 +61,7 @@ impl Peer {
         let (rate, burst) = (config.max_rps, config.burst_budget_frames);
         Peer {
             node,
+            proved: false,
             egress,
             max_frame: max_frame.min(config.max_frame_bytes),
             rtt: Estimate::guess(RTT_GUESS),

@@ -262,6 +262,86 @@ fn a_forged_message_does_not_silence_the_true_one() {
     assert_eq!(bench.delivered().len(), 1);
 }
 
+/// A message of the first peer itself, whose signature is good or somebody else's.
+fn by_1(seq: u64, good: bool) -> (Gossip, MessageId) {
+    let (payload, time) = (Bytes::from(format!("payload {seq}")), START);
+    let mut envelope = Envelope { origin: node_id(1), seq, time, topic: topic(), signature: None };
+    let id = envelope.id(&payload);
+    envelope.sign(id, &key(if good { 1 } else { 98 }));
+    (Gossip::Message { hops: 0, envelope, payload }, id)
+}
+
+#[test]
+fn what_a_proved_origin_says_itself_is_checked_before_anybody_else_gets_it() {
+    for (good, given) in [(true, 1), (false, 0)] {
+        let mut bench = Bench::new(Config::default(), 2);
+        let (origin, other) = (bench.peers[0].0, 1);
+        bench.engine.prove(origin);
+        // The other wants announcements only.
+        bench.hear(at(0), other, &Gossip::Prune { topic: topic() });
+        let (message, id) = by_1(1, good);
+        bench.hear(at(1), 0, &message);
+        assert_eq!(bench.delivered().len(), 1);
+        bench.hear(at(2), other, &Gossip::IWant { ids: vec![id] });
+        assert_eq!(pushed(&bench.said()), [0, given]);
+        assert_eq!(bench.outcome(Outcome::Invalid), 1 - given as u64);
+        assert_eq!(bench.engine.history(&topic()).count(), given);
+        assert_eq!(bench.engine.kept().0 == 0, given == 0);
+        // Asked again, it is not checked again, and what was thrown away stays so.
+        bench.hear(at(3), other, &Gossip::IWant { ids: vec![id] });
+        assert_eq!(pushed(&bench.said()), [0, given]);
+    }
+}
+
+#[test]
+fn an_origin_is_not_believed_unproved_nor_where_its_message_is_pushed_on() {
+    for (proved, pruned) in [(false, true), (true, false)] {
+        let mut bench = Bench::new(Config::default(), 2);
+        if proved {
+            bench.engine.prove(bench.peers[0].0);
+        }
+        if pruned {
+            bench.hear(at(0), 1, &Gossip::Prune { topic: topic() });
+        }
+        bench.hear(at(1), 0, &by_1(1, false).0);
+        assert_eq!((bench.delivered().len(), bench.outcome(Outcome::Invalid)), (0, 1));
+        bench.hear(at(2), 0, &by_1(2, true).0);
+        assert_eq!(bench.delivered().len(), 1);
+        assert_eq!(pushed(&bench.said()), [0, usize::from(!pruned)]);
+    }
+}
+
+#[test]
+fn an_origin_without_a_signature_is_not_believed_either() {
+    let mut bench = Bench::new(Config::default(), 1);
+    bench.engine.prove(bench.peers[0].0);
+    let payload = Bytes::from_static(b"x");
+    let envelope = Envelope { origin: node_id(1), seq: 1, time: START, topic: topic(), signature: None };
+    bench.hear(at(1), 0, &Gossip::Message { hops: 0, envelope, payload });
+    assert_eq!((bench.delivered().len(), bench.outcome(Outcome::Invalid)), (0, 1));
+}
+
+#[test]
+fn more_origins_than_are_remembered_are_all_checked() {
+    let mut bench = Bench::new(Config { max_rps: 0, ..Config::default() }, 1);
+    for round in 0..2 {
+        for number in 0..1100 {
+            let payload = Bytes::from(format!("{round}"));
+            let mut envelope = Envelope {
+                origin: node_id(number + 200),
+                seq: round,
+                time: START,
+                topic: topic(),
+                signature: None,
+            };
+            let id = envelope.id(&payload);
+            envelope.sign(id, &key(if number == 1099 { 98 } else { number + 200 }));
+            bench.hear(at(1), 0, &Gossip::Message { hops: 0, envelope, payload });
+        }
+    }
+    assert_eq!((bench.delivered().len(), bench.outcome(Outcome::Invalid)), (2198, 2));
+}
+
 #[test]
 fn messages_from_elsewhere_in_time_or_too_far_away_are_refused() {
     let mut bench = Bench::new(Config::default(), 1);

@@ -1,6 +1,7 @@
 //! Bodies, in and out.
 
 use super::fields::Written;
+use super::file::FileBody;
 use super::h1::conn::Incoming;
 use super::tunnel::Tunnel;
 use bytes::Bytes;
@@ -46,6 +47,7 @@ enum Kind {
     #[default]
     Empty,
     Full(Bytes),
+    File(Box<FileBody>),
     H1(Incoming),
     H2(Box<super::h2::Incoming>),
     Stream(BoxBody),
@@ -56,6 +58,11 @@ impl Body {
     pub fn full(bytes: impl Into<Bytes>) -> Body {
         let bytes = bytes.into();
         Body::of(if bytes.is_empty() { Kind::Empty } else { Kind::Full(bytes) })
+    }
+
+    /// A stretch of a file.
+    pub fn file(file: FileBody) -> Body {
+        Body::of(Kind::File(Box::new(file)))
     }
 
     pub fn stream(stream: impl HttpBody<Data = Bytes, Error = BodyError> + Send + 'static) -> Body {
@@ -137,6 +144,13 @@ impl Body {
         Body::of(Kind::H2(Box::new(incoming)))
     }
 
+    pub(crate) fn as_file(&mut self) -> Option<&mut FileBody> {
+        match &mut self.kind {
+            Kind::File(file) => Some(file),
+            _ => None,
+        }
+    }
+
     /// The bytes, if they are all here already.
     pub(crate) fn take_full(&mut self) -> Option<Bytes> {
         match &mut self.kind {
@@ -195,6 +209,7 @@ impl HttpBody for Body {
                 self.kind = Kind::Empty;
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
+            Kind::File(file) => file.poll_frame(cx),
             Kind::H1(incoming) => incoming.poll_frame(cx),
             Kind::H2(incoming) => incoming.poll_frame(cx),
             Kind::Stream(stream) => stream.as_mut().poll_frame(cx),
@@ -205,6 +220,7 @@ impl HttpBody for Body {
         match &self.kind {
             Kind::Empty | Kind::Tunnel(_) => true,
             Kind::Full(_) => false,
+            Kind::File(file) => file.left() == 0,
             Kind::H1(incoming) => incoming.is_done(),
             Kind::H2(incoming) => incoming.is_end_stream(),
             Kind::Stream(stream) => stream.is_end_stream(),
@@ -215,6 +231,7 @@ impl HttpBody for Body {
         match &self.kind {
             Kind::Empty | Kind::Tunnel(_) => SizeHint::with_exact(0),
             Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Kind::File(file) => SizeHint::with_exact(file.left()),
             Kind::H1(incoming) => incoming.size_hint(),
             Kind::H2(incoming) => incoming.size_hint(),
             Kind::Stream(stream) => stream.size_hint(),

@@ -1,9 +1,12 @@
 //! A byte stream of any kind a listener can produce.
 
 use bytes::{Buf, Bytes};
+use rustix::fs::sendfile;
+use rustix::net::{SendFlags, send};
+use std::fs::File;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsStream;
 
@@ -19,6 +22,18 @@ enum Stream {
     Tcp(TcpStream),
     Tls(Box<TlsStream<Io>>),
     Unix(UnixStream),
+    Other(Box<dyn Duplex>),
+}
+
+/// A stream of a kind that the kernel does not know.
+pub trait Duplex: AsyncRead + AsyncWrite + std::fmt::Debug + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + std::fmt::Debug + Send + Unpin> Duplex for S {}
+
+impl From<Box<dyn Duplex>> for Io {
+    fn from(stream: Box<dyn Duplex>) -> Io {
+        Io { stream: Stream::Other(stream), ahead: Bytes::new() }
+    }
 }
 
 impl From<TcpStream> for Io {
@@ -48,6 +63,49 @@ impl Io {
             [bytes, std::mem::take(&mut self.ahead)].concat().into()
         };
     }
+
+    /// Whether bytes of a file can go out without passing through here.
+    pub(crate) fn takes_files(&self) -> bool {
+        matches!(self.stream, Stream::Tcp(_))
+    }
+
+    /// Writes what is followed by bytes of a file, so that they leave together.
+    pub(crate) fn poll_write_before_file(
+        &mut self,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        self.poll_try_write(cx, |socket| Ok(send(socket, bytes, SendFlags::MORE | SendFlags::NOSIGNAL)?))
+    }
+
+    /// Sends bytes of a file; none if it has no more.
+    pub(crate) fn poll_send_file(
+        &mut self,
+        cx: &mut Context<'_>,
+        file: &File,
+        mut offset: u64,
+        length: usize,
+    ) -> Poll<std::io::Result<usize>> {
+        self.poll_try_write(cx, |socket| Ok(sendfile(socket, file, Some(&mut offset), length)?))
+    }
+
+    fn poll_try_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut write: impl FnMut(&TcpStream) -> std::io::Result<usize>,
+    ) -> Poll<std::io::Result<usize>> {
+        let Stream::Tcp(stream) = &self.stream else {
+            return Poll::Ready(Err(std::io::ErrorKind::Unsupported.into()));
+        };
+        loop {
+            ready!(stream.poll_write_ready(cx))?;
+            match stream.try_io(Interest::WRITABLE, || write(stream)) {
+                // It was not ready after all: the socket wakes us.
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                done => return Poll::Ready(done),
+            }
+        }
+    }
 }
 
 impl AsyncRead for Io {
@@ -66,6 +124,7 @@ impl AsyncRead for Io {
             Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, out),
             Stream::Tls(stream) => Pin::new(stream).poll_read(cx, out),
             Stream::Unix(stream) => Pin::new(stream).poll_read(cx, out),
+            Stream::Other(stream) => Pin::new(stream).poll_read(cx, out),
         }
     }
 }
@@ -80,6 +139,7 @@ impl AsyncWrite for Io {
             Stream::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
             Stream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
             Stream::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Other(stream) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
 
@@ -92,6 +152,7 @@ impl AsyncWrite for Io {
             Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bytes),
             Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bytes),
             Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bytes),
+            Stream::Other(stream) => Pin::new(stream).poll_write_vectored(cx, bytes),
         }
     }
 
@@ -104,6 +165,7 @@ impl AsyncWrite for Io {
             // Nothing is buffered below a plain socket.
             Stream::Tcp(_) | Stream::Unix(_) => Poll::Ready(Ok(())),
             Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Other(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
@@ -115,6 +177,7 @@ impl AsyncWrite for Io {
                 Pin::new(stream).poll_shutdown(cx)
             }
             Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Other(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

@@ -69,6 +69,13 @@ pub struct BindError {
     error: std::io::Error,
 }
 
+impl BindError {
+    /// What could not be bound, and why.
+    pub fn new(what: String, error: std::io::Error) -> BindError {
+        BindError { what, error }
+    }
+}
+
 impl fmt::Display for BindError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let advice = match self.error.kind() {

@@ -2,6 +2,7 @@
 
 use super::io::Io;
 use bytes::{Buf, BytesMut};
+use http::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
 use std::future::Future as _;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -24,6 +25,23 @@ impl Tunnel {
     pub fn new(io: Io, silence: Duration) -> Tunnel {
         Tunnel { io, silence }
     }
+}
+
+/// The protocol that a request without a body, of HTTP/1.1, asks to change to, if it may: HTTP by another name would
+/// slip past every rule there is.
+pub fn upgrade_of(headers: &HeaderMap) -> Option<HeaderValue> {
+    let protocol = headers.get(UPGRADE)?;
+    let text = protocol.to_str().ok()?.to_ascii_lowercase();
+    let is_http = text.split(',').any(|one| {
+        let name = one.trim().split('/').next().unwrap_or("");
+        name.is_empty() || ["h2c", "h2", "http", "tls"].contains(&name)
+    });
+    let words = |line: &HeaderValue| {
+        line.as_bytes()
+            .split(|byte| *byte == b',')
+            .any(|word| word.trim_ascii().eq_ignore_ascii_case(b"upgrade"))
+    };
+    (!is_http && headers.get_all(CONNECTION).iter().any(words)).then(|| protocol.clone())
 }
 
 /// How a tunnel ended.

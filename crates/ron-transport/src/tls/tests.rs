@@ -52,8 +52,8 @@ async fn each_side_learns_the_others_key() {
     let (listener, dialer) = (Tls::load(&plain, &a, base).unwrap(), Tls::load(&plain, &b, base).unwrap());
     let (accepted, connected) = shake(&listener, &dialer, node(&a), false).await;
     let (accepted, connected) = (accepted.unwrap().1, connected.unwrap().1);
-    assert_eq!(accepted, Proved { node: node(&b), post_quantum: true, raw: false });
-    assert_eq!(connected, Proved { node: node(&a), post_quantum: true, raw: false });
+    assert_eq!(accepted, Proved { node: node(&b), post_quantum: Some(true), raw: false });
+    assert_eq!(connected, Proved { node: node(&a), post_quantum: Some(true), raw: false });
 }
 
 #[tokio::test]
@@ -63,8 +63,8 @@ async fn bare_keys_are_used_if_both_sides_offer_them() {
     let plain = settings(Shown::Cert, PostQuantum::Off);
     let (raw_a, raw_b) = (Tls::load(&raw, &a, base).unwrap(), Tls::load(&raw, &b, base).unwrap());
     let (accepted, connected) = shake(&raw_a, &raw_b, node(&a), true).await;
-    assert_eq!(accepted.unwrap().1, Proved { node: node(&b), post_quantum: false, raw: true });
-    assert_eq!(connected.unwrap().1, Proved { node: node(&a), post_quantum: false, raw: true });
+    assert_eq!(accepted.unwrap().1, Proved { node: node(&b), post_quantum: Some(false), raw: true });
+    assert_eq!(connected.unwrap().1, Proved { node: node(&a), post_quantum: Some(false), raw: true });
     // A dialer with certificates meets a listener that would take either.
     let plain_b = Tls::load(&plain, &b, base).unwrap();
     let (accepted, connected) = shake(&raw_a, &plain_b, node(&a), false).await;
@@ -102,7 +102,7 @@ async fn a_peer_without_post_quantum_is_refused_where_that_is_required_and_it_sa
     assert!(connected.unwrap_err().to_string().contains("post-quantum"));
     let hybrid = Tls::load(&settings(Shown::Cert, PostQuantum::Hybrid), &b, base).unwrap();
     let (accepted, _) = shake(&strict, &hybrid, node(&a), false).await;
-    assert!(accepted.unwrap().1.post_quantum);
+    assert_eq!(accepted.unwrap().1.post_quantum, Some(true));
 }
 
 #[tokio::test]

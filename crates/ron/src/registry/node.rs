@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::Value;
 use std::io::{ErrorKind, Read as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -124,6 +124,15 @@ impl Registry {
     ) -> anyhow::Result<ExitCode> {
         if self.json { print(&value.to_string()) } else { print(human(value).trim_end()) }
     }
+}
+
+/// The last entry of the registry that a file, or ./ron-data, leads to; none if it does not say.
+pub(crate) fn head_of(config: Option<&Path>, silence_max: Duration) -> Option<Value> {
+    let target = Target { url: None, config: config.map(Path::to_owned), token: None, json: true };
+    let registry = Registry::find(&target).ok()?;
+    let asked = Asked { method: "GET", path: "/registry/head", headers: &[], body: b"", silence_max };
+    let response = registry.ask(&asked).ok().filter(|response| response.status == 200)?;
+    serde_json::from_slice(&registry.whole(response).ok()?).ok()
 }
 
 /// A refusal, with what to do about it.

@@ -7,6 +7,7 @@ use ed25519_dalek::{Signer as _, SigningKey};
 use ron_testkit::{Answer, Node, Origin, Script, api_key, get, request, ron};
 use serde_json::{Value, json};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -179,6 +180,52 @@ fn keys_follow_their_issuer_and_the_last_good_ones_are_kept() {
     node.eventually("the old key is gone", |node| ask(node, "/closed/x", &old).reason() == "token_invalid");
     assert_eq!(ask(&node, "/closed/x", &new).status, 200);
     assert!(node.metric("jwks_refresh_total{service=\"gateway\",result=\"ok\"}") >= 3.0);
+}
+
+#[test]
+fn while_keys_rotate_under_load_no_good_token_is_refused() {
+    let keys = Arc::new(Mutex::new(jwks(&[1])));
+    let (issuer, origin) = (issuer(&keys), origin());
+    let node = node_with_issuer(&issuer, &origin, "1s");
+    node.eventually("keys are fetched", |node| ask(node, "/x", &jwt(1, "1", json!({}))).status == 200);
+    let (current, stop) = (AtomicU8::new(1), AtomicBool::new(false));
+    let asked: [AtomicUsize; 4] = Default::default();
+    let done = || asked.iter().map(|count| count.load(Ordering::SeqCst)).collect::<Vec<_>>();
+    std::thread::scope(|scope| {
+        for count in &asked {
+            let (node, current, stop) = (&node, &current, &stop);
+            scope.spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    let key = current.load(Ordering::SeqCst);
+                    let answer = ask(node, "/closed/x", &jwt(key, &key.to_string(), json!({})));
+                    if answer.status != 200 {
+                        stop.store(true, Ordering::SeqCst);
+                        panic!("key {key}: {} {}", answer.status, answer.reason());
+                    }
+                    count.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        for key in 1..4 {
+            // As issuers do it: the new key is known before it signs, the old one until nothing of it is left.
+            *keys.lock().unwrap() = jwks(&[key, key + 1]);
+            node.eventually("both are known", |node| {
+                stop.load(Ordering::SeqCst) || node.metric("jwks_keys{service=\"gateway\"}") == 2.0
+            });
+            current.store(key + 1, Ordering::SeqCst);
+            let before = done();
+            node.eventually("all have changed over", |_| {
+                stop.load(Ordering::SeqCst) || done().iter().zip(&before).all(|(now, then)| *now >= then + 2)
+            });
+            *keys.lock().unwrap() = jwks(&[key + 1]);
+            node.eventually("the old one is gone", |node| {
+                stop.load(Ordering::SeqCst) || node.metric("jwks_keys{service=\"gateway\"}") == 1.0
+            });
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(rejected(&node, "token_invalid"), 0.0);
+    assert_eq!(ask(&node, "/closed/x", &jwt(1, "1", json!({}))).reason(), "token_invalid");
 }
 
 #[test]

@@ -134,7 +134,8 @@ fn metrics_of(query: &str) -> Vec<String> {
 /// `access_log` is not among theirs: it came with the log itself.
 /// Nor is the edge's `changes`, by which its one writer is told; its `work` comes with live fill.
 /// The overlay's `replies`, `gossip_calls` and `deliveries` are how its tasks, users and engine talk.
-const CHANNELS: [(&str, &str, &str, usize, &str); 27] = [
+/// The gateway's `bridge_calls` and `bridge_feed` are how requests reach the overlay of another node.
+const CHANNELS: [(&str, &str, &str, usize, &str); 29] = [
     ("edge", "work", "mpsc", 512, "reject_new"),
     ("edge", "changes", "mpsc", 512, "reject_new"),
     ("edge", "events", "broadcast", 1024, "lossy_broadcast"),
@@ -143,6 +144,8 @@ const CHANNELS: [(&str, &str, &str, usize, &str); 27] = [
     ("gateway", "work", "fair", 512, "reject_new"),
     ("gateway", "sched", "mpsc", 512, "reject_new"),
     ("gateway", "access_log", "mpsc", 4096, "reject_new"),
+    ("gateway", "bridge_calls", "mpsc", 256, "reject_new"),
+    ("gateway", "bridge_feed", "mpsc", 256, "reject_new"),
     ("gateway", "events", "broadcast", 1024, "lossy_broadcast"),
     ("gateway", "shutdown", "watch", 1, "latest"),
     ("gateway", "config", "watch", 1, "latest"),

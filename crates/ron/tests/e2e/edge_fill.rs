@@ -1,11 +1,14 @@
 //! Live fill: assets from origins, each fetched once, whatever the origin does.
 
 use crate::edge::{Edge, config};
+use crate::http2::{DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS, WINDOW_UPDATE, frame, read_frame};
 use ron_testkit::{Answer, Client, Gate, Node, Origin, Script, request};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use sha2::{Digest as _, Sha256};
+use std::io::Write as _;
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -177,6 +180,27 @@ fn a_body_that_does_not_end_holds_up_no_other_fetch() {
 }
 
 #[test]
+fn origins_that_do_not_answer_hold_up_no_other_fetch() {
+    let settings =
+        "[edge.fill]\nworkers = 2\ndeadline = \"60s\"\n[edge.ingress]\ntimeout = \"60s\"\nrps_limit = 0";
+    let (certs, folder) = certificates();
+    let dead = start_tls(&folder, |_| Script::Silence);
+    let origin = start_tls(&folder, |_| ok("", b"quick"));
+    let hung: String =
+        (0..64).map(|n| table(&dead, &folder, PRIVATE).replace("/img/", &format!("/dead{n}/"))).collect();
+    let tables = format!("{settings}\n{}{hung}", table(&origin, &folder, PRIVATE));
+    let edge = Edge::of(Node::start(&["edge"], &config("", &tables)));
+    let mut waiting: Vec<Client> = (0..64).map(|_| Client::connect(&edge.address()).unwrap()).collect();
+    for (n, client) in waiting.iter_mut().enumerate() {
+        client.send(format!("GET /edge/assets/dead{n}/x HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).unwrap();
+    }
+    edge.node.eventually("all of them have been asked", |_| dead.seen.lock().unwrap().len() == 64);
+    assert_eq!(edge.get("/edge/assets/img/x", &[]).text(), "quick");
+    assert_eq!(edge.node.metric("queue_depth{service=\"edge\",queue=\"work\"}"), 0.0);
+    drop((waiting, certs));
+}
+
+#[test]
 fn what_was_filled_is_there_after_a_kill_and_never_torn() {
     let body: Vec<u8> = (0..3_000_000u32).map(|n| (n / 7) as u8).collect();
     let sent = body.clone();
@@ -282,6 +306,61 @@ fn a_fill_goes_on_when_the_client_that_began_it_leaves() {
     assert_eq!(filled.origin.count("/x"), 1);
 }
 
+/// Asks for a path in HTTP/2; how long the body is, and the block of fields behind it.
+fn over_http2(edge: &Edge, path: &str) -> (usize, Vec<u8>) {
+    let mut stream = TcpStream::connect(edge.address()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    // GET over http of host `a`, the path as it is; and room for all of the body.
+    let block =
+        [b"\x82\x86\x41\x01a\x04", &[u8::try_from(path.len()).unwrap()][..], path.as_bytes()].concat();
+    let room = (1u32 << 20).to_be_bytes();
+    for frame in [
+        frame(SETTINGS, 0, 0, &[&[0, 4][..], &room].concat()),
+        frame(WINDOW_UPDATE, 0, 0, &room),
+        frame(HEADERS, END_STREAM | END_HEADERS, 1, &block),
+    ] {
+        stream.write_all(&frame).unwrap();
+    }
+    let mut body = 0;
+    while let Some((kind, flags, _, payload)) = read_frame(&mut stream) {
+        match kind {
+            DATA => body += payload.len(),
+            HEADERS if flags & END_STREAM != 0 => return (body, payload),
+            _ => {}
+        }
+    }
+    panic!("nothing follows the body");
+}
+
+/// A tag as HPACK writes it (RFC 7541 appendix B).
+fn huffman(tag: &str) -> Vec<u8> {
+    let code = |byte: char| match byte {
+        '"' => "1111111001",
+        ':' => "1011100",
+        '0' => "00000",
+        '1' => "00001",
+        '2' => "00010",
+        'a' => "00011",
+        'c' => "00100",
+        'e' => "00101",
+        '3' => "011001",
+        '4' => "011010",
+        '5' => "011011",
+        '6' => "011100",
+        '7' => "011101",
+        '8' => "011110",
+        '9' => "011111",
+        'b' => "100011",
+        'd' => "100100",
+        'f' => "100101",
+        other => panic!("{other} is in no tag"),
+    };
+    let mut bits: Vec<u8> = tag.chars().flat_map(|byte| code(byte).bytes()).collect();
+    bits.resize(bits.len().next_multiple_of(8), b'1');
+    bits.chunks(8).map(|byte| byte.iter().fold(0, |sum, bit| sum << 1 | (bit - b'0'))).collect()
+}
+
 #[test]
 fn a_large_object_is_streamed_and_its_tag_follows_it() {
     let filled = Filled::start("[edge.fill]\nbuffer_bytes = \"64KiB\"\ndeadline = \"30s\"", PRIVATE, |_| {
@@ -295,7 +374,22 @@ fn a_large_object_is_streamed_and_its_tag_follows_it() {
     assert_eq!((answer.status, answer.body.len(), answer.header("etag")), (200, 200_000, None));
     assert_eq!(answer.header("trailer"), Some("ETag, Repr-Digest"));
     let warm = filled.get("/edge/assets/img/a");
-    assert_eq!(warm.header("etag").unwrap(), format!("\"b3:{}\"", blake3(&warm.body)));
+    let tag = format!("\"b3:{}\"", blake3(&warm.body));
+    assert_eq!(warm.header("etag").unwrap(), tag);
+    // What follows the body, in either version of HTTP, is what the head of a hit says.
+    let digest = warm.header("repr-digest").unwrap();
+    let mut client = Client::connect(&filled.edge.address()).unwrap();
+    client
+        .send(b"GET /edge/assets/img/d HTTP/1.1\r\nHost: a\r\nTE: trailers\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    let text = String::from_utf8_lossy(&client.read_to_end().unwrap()).into_owned();
+    let (_, trailers) = text.rsplit_once("\r\n0\r\n").unwrap();
+    assert!(trailers.contains(&format!("etag: {tag}\r\n")), "{trailers}");
+    assert!(trailers.contains(&format!("repr-digest: {digest}\r\n")), "{trailers}");
+    let (body, trailers) = over_http2(&filled.edge, "/edge/assets/img/e");
+    assert_eq!(body, 200_000);
+    let coded = huffman(&tag);
+    assert!(trailers.windows(coded.len()).any(|part| part == coded), "{trailers:?}");
     // A condition on the whole object waits for it.
     let failed = filled.edge.get("/edge/assets/img/b", &[("If-Match", "\"x\"")]);
     assert_eq!((failed.status, failed.reason()), (412, "precondition"));
@@ -396,6 +490,43 @@ fn every_way_an_origin_can_fail_has_its_answer_and_leaves_nothing() {
     assert_eq!((filled.get("/edge/assets/img/missing").status, filled.origin.count("/missing")), (404, 1));
     filled.edge.send("POST", "/edge/purge", &[], br#"{"path":"img/missing"}"#);
     assert_eq!((filled.get("/edge/assets/img/missing").status, filled.origin.count("/missing")), (404, 2));
+}
+
+#[test]
+fn an_origin_that_changes_in_the_midst_of_an_object_is_never_mixed() {
+    let seen = Arc::new(AtomicUsize::new(0));
+    let counted = seen.clone();
+    let filled = Filled::start("", PRIVATE, move |_| match counted.fetch_add(1, Ordering::SeqCst) {
+        0 => Script::Raw(b"HTTP/1.1 200 OK\r\nETag: \"1\"\r\nContent-Length: 10\r\n\r\n11111".to_vec()),
+        _ => ok("ETag: \"2\"\r\n", b"2222222222"),
+    });
+    let broken = filled.get("/edge/assets/img/x");
+    assert_eq!((broken.status, broken.reason()), (502, "upstream"));
+    assert!(!filled.origin.last().to_lowercase().contains("range:"), "nothing was kept to go on from");
+    let whole = filled.get("/edge/assets/img/x");
+    assert_eq!((whole.status, whole.text().as_str()), (200, "2222222222"));
+    assert_eq!(seen.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn what_the_store_cannot_take_of_an_asset_reaches_its_client_all_the_same() {
+    let filled = Filled::start("", PRIVATE, |path| match path {
+        "/long" => Script::Chunks((0..40).map(|n| vec![n; 100_000]).collect(), Duration::ZERO),
+        _ => ok("", b"short"),
+    });
+    // A store that cannot be written to.
+    std::fs::remove_dir_all(filled.edge.node.dir.path().join("cas/tmp")).unwrap();
+    for asked in 1..=2 {
+        let short = filled.get("/edge/assets/img/short");
+        assert_eq!((short.status, short.text().as_str(), short.header("etag")), (200, "short", None));
+        let long = filled.get("/edge/assets/img/long");
+        assert_eq!((long.status, long.body.len()), (200, 4_000_000));
+        let right = |(n, piece): (usize, &[u8])| piece.iter().all(|byte| usize::from(*byte) == n);
+        assert!(long.body.chunks(100_000).enumerate().all(right));
+        assert_eq!((filled.origin.count("/short"), filled.origin.count("/long")), (asked, asked));
+    }
+    let failed = filled.edge.get("/edge/assets/img/short", &[("If-Match", "\"x\"")]);
+    assert_eq!((failed.status, failed.reason()), (507, "storage"), "nobody knows its tag");
 }
 
 #[test]
@@ -570,6 +701,45 @@ fn a_full_queue_sheds_and_says_so_and_lost_workers_lose_no_request() {
 }
 
 #[test]
+fn half_of_the_workers_killed_under_load_is_seen_and_passes() {
+    let settings = "[edge.fill]\nworkers = 8\ndeadline = \"30s\"\n[edge.ingress]\ntimeout = \"30s\"\nrps_limit = 0\n\
+                    [node]\ndanger_ok = true";
+    let filled = Filled::start(settings, PRIVATE, |path| ok("", path.as_bytes()));
+    let (stop, number) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let ready = |node: &Node| ron_testkit::get(&node.admin(), "/readyz?service=edge");
+    let answers: Vec<Answer> = std::thread::scope(|scope| {
+        let asking = || {
+            let mut answers = Vec::new();
+            while !stop.load(Ordering::SeqCst) {
+                let number = number.fetch_add(1, Ordering::SeqCst);
+                answers.push(filled.get(&format!("/edge/assets/img/{number}")));
+            }
+            answers
+        };
+        let mut asked = Vec::new();
+        for _ in 0..4 {
+            asked.push(scope.spawn(asking));
+        }
+        filled.edge.node.eventually("there is load", |_| number.load(Ordering::SeqCst) > 20);
+        // They come back after a tenth of a second or more, and later each time: one of these moments is seen.
+        let seen = (0..4).any(|_| {
+            let kill = r#"{"service":"edge","kind":"worker","fraction":0.5}"#;
+            assert_eq!(filled.edge.node.admin_post("/debug/tasks/kill", kill).status, 200);
+            (0..40).any(|_| {
+                let ready = ready(&filled.edge.node);
+                ready.status == 503 && ready.text().contains("edge.worker")
+            })
+        });
+        assert!(seen, "it says that workers are missing");
+        filled.edge.node.eventually("all are back", |node| ready(node).status == 200);
+        stop.store(true, Ordering::SeqCst);
+        asked.into_iter().flat_map(|it| it.join().unwrap()).collect()
+    });
+    assert!(answers.iter().all(|it| it.status == 200), "no request noticed");
+    assert!(filled.edge.node.metric("service_restarts_total{service=\"edge\"}") >= 1.0);
+}
+
+#[test]
 fn an_origin_is_asked_no_more_often_and_no_more_at_once_than_it_bears() {
     let busy = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
     let seen = busy.clone();
@@ -608,6 +778,7 @@ fn objects_are_filled_into_memory_and_larger_ones_refused() {
     let (certs, folder) = certificates();
     let origin = start_tls(&folder, |path| match path {
         "/small" => ok("", b"small"),
+        "/chunked" => Script::Chunks(vec![vec![1; 100_000]; 3], Duration::ZERO),
         _ => ok("", &vec![1; 300_000]),
     });
     let tables = format!(
@@ -618,8 +789,13 @@ fn objects_are_filled_into_memory_and_larger_ones_refused() {
     let get = |path: &str| request(&node.address("edge", "http"), "GET", path, &[], b"").unwrap();
     assert_eq!(get("/edge/assets/img/small").text(), "small");
     assert_eq!(get("/edge/assets/img/small").header("cache-status"), Some("ron-edge; hit"));
-    let large = get("/edge/assets/img/large");
-    assert_eq!((large.status, large.reason()), (503, "amnesia"));
+    // Known by its length, or only when it comes.
+    for path in ["large", "chunked"] {
+        let large = get(&format!("/edge/assets/img/{path}"));
+        assert_eq!((large.status, large.reason()), (503, "amnesia"), "{path}");
+    }
+    assert!(node.metric("edge_rejects_total{reason=\"amnesia\"}") >= 2.0);
+    assert_eq!(get("/edge/assets/img/small").text(), "small", "what was there still is");
     drop(certs);
 }
 

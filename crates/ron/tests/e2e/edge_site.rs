@@ -461,15 +461,67 @@ fn a_part_whose_end_nobody_knows_is_not_asked_for_twice_in_vain() {
 fn what_the_store_cannot_take_reaches_its_client_all_the_same() {
     let site = Site::with("[edge.cas]\nmax_bytes = \"1MiB\"", |path| match path {
         "/large" => ok("Cache-Control: max-age=600\r\n", &[7; 2 << 20]),
+        "/long" => {
+            let head = "HTTP/1.1 200 OK\r\nCache-Control: max-age=600\r\nTransfer-Encoding: chunked\r\n\r\n";
+            let chunks = (0..40).flat_map(|n| [&b"186a0\r\n"[..], &[n; 100_000], b"\r\n"].concat());
+            Script::Raw(head.bytes().chain(chunks).chain(*b"0\r\n\r\n").collect())
+        }
         _ => ok("Cache-Control: max-age=600\r\n", b"a page"),
     });
     assert_eq!(site.get("/large").body.len(), 2 << 20);
+    // How long this one is nobody knows before it is there.
+    let long = site.get("/long");
+    let right = |(n, piece): (usize, &[u8])| piece.iter().all(|byte| usize::from(*byte) == n);
+    assert!(long.body.len() == 4_000_000 && long.body.chunks(100_000).enumerate().all(right));
     // A store that cannot be written to.
     std::fs::remove_dir_all(site.edge.node.dir.path().join("cas/tmp")).unwrap();
     for _ in 0..2 {
         assert_eq!(site.get("/page").text(), "a page");
+        assert_eq!(site.get("/long").body, long.body);
     }
-    assert_eq!(site.origin.count("/page"), 2);
+    assert_eq!((site.origin.count("/page"), site.origin.count("/long")), (2, 3));
+}
+
+#[test]
+fn an_answer_that_breaks_off_is_completed_by_its_own_version_only() {
+    fn version(head: &str, seen: usize) -> Script {
+        let ranged = head.to_lowercase().contains("if-range: \"1\"");
+        let part = |tag: &str, body: &[u8]| {
+            let fields = "Cache-Control: max-age=600\r\nContent-Range: bytes 5-9/10\r\n";
+            Script::Answer(format!("206 Partial Content\r\n{fields}ETag: \"{tag}\"\r\n"), body.to_vec())
+        };
+        match (head.split(' ').nth(1).unwrap_or_default(), seen) {
+            (_, 0) => Script::Raw(
+                b"HTTP/1.1 200 OK\r\nCache-Control: max-age=600\r\nETag: \"1\"\r\nContent-Length: 10\r\n\r\n11111".to_vec(),
+            ),
+            ("/same", 1) if ranged => part("1", b"11111"),
+            // An origin that does not heed what it was asked.
+            ("/lies", 1) if ranged => part("2", b"22222"),
+            _ => ok("Cache-Control: max-age=600\r\nETag: \"2\"\r\n", b"2222222222"),
+        }
+    }
+    let seen = Arc::new(std::sync::Mutex::new(std::collections::HashMap::<String, usize>::new()));
+    let site = Site::start(move |path| {
+        let mut seen = seen.lock().unwrap();
+        let count = seen.entry(path.to_owned()).or_default();
+        *count += 1;
+        match *count {
+            1 => Script::ByHead(|head| version(head, 0)),
+            2 => Script::ByHead(|head| version(head, 1)),
+            _ => Script::ByHead(|head| version(head, 2)),
+        }
+    });
+    for (path, expected, asked) in
+        [("/same", "1111111111", 2), ("/new", "2222222222", 2), ("/lies", "2222222222", 3)]
+    {
+        let broken = request(&site.edge.address(), "GET", path, &[], b"");
+        assert!(!broken.is_ok_and(|answer| answer.body.len() == 10), "{path}");
+        for _ in 0..2 {
+            let whole = site.get(path);
+            assert_eq!((whole.status, whole.text().as_str()), (200, expected), "{path}");
+        }
+        assert_eq!(site.origin.count(path), asked, "{path}");
+    }
 }
 
 #[test]
@@ -531,6 +583,113 @@ fn an_unsafe_request_makes_the_cache_forget_and_head_is_heard() {
     assert!(site.status("/doc").contains("fwd=uri-miss") && site.status("/list").contains("fwd=uri-miss"));
     let head = request(&site.edge.address(), "HEAD", "/other", &[], b"").unwrap();
     assert_eq!((head.status, head.body.len(), head.header("content-length")), (200, 0, Some("1")));
+}
+
+// RFC 9110 section 9.3.3.
+#[test]
+fn what_a_post_says_of_its_target_is_kept_for_those_who_get_it() {
+    let site = Site::start(|path| match path {
+        "/self" => ok("Cache-Control: max-age=600\r\nContent-Location: /self\r\n", b"of the post"),
+        "/other" => ok("Cache-Control: max-age=600\r\nContent-Location: /self\r\n", b"not it"),
+        "/vague" => ok("Content-Location: /vague\r\nETag: \"1\"\r\n", b"for how long?"),
+        _ => ok("Cache-Control: max-age=600\r\n", b"x"),
+    });
+    let post = |path: &str| request(&site.edge.address(), "POST", path, &[], b"a body").unwrap();
+    let posted = post("/self");
+    assert_eq!((posted.status, posted.text().as_str()), (200, "of the post"));
+    assert_eq!(posted.header("cache-status"), Some("ron-edge; fwd=method; stored"));
+    let got = site.get("/self");
+    assert_eq!((got.text().as_str(), site.origin.count("/self")), ("of the post", 1));
+    assert!(got.header("cache-status").unwrap().starts_with("ron-edge; hit"));
+    // Another one says that it changed that, and is itself none that could be kept.
+    for (path, kept) in [("/other", false), ("/vague", false), ("/plain", false), ("/self", true)] {
+        post(path);
+        let before = site.origin.count(path);
+        site.get(path);
+        assert_eq!(site.origin.count(path) == before, kept, "{path}");
+    }
+    assert_eq!(site.edge.send("POST", "/self", &[], b"a body").status, 200);
+    assert!(site.status("/self").contains("fwd=uri-miss"), "who had credentials speaks for himself");
+    post("/other");
+    assert!(site.status("/self").contains("fwd=uri-miss"), "its Content-Location is forgotten");
+}
+
+// RFC 9110 section 7.6.2.
+#[test]
+fn a_request_that_counts_its_hops_goes_no_further_than_it_may() {
+    let site = Site::start(|_| Script::Echo);
+    let ask = |method: &str, hops: &str| {
+        request(&site.edge.address(), method, "/x", &[("Max-Forwards", hops)], b"").unwrap()
+    };
+    let here = ask("OPTIONS", "0");
+    assert_eq!((here.status, site.origin.count("/x")), (204, 0));
+    assert!(here.header("allow").unwrap().contains("GET"));
+    assert_eq!((ask("TRACE", "0").status, site.origin.count("/x")), (405, 0));
+    assert!(ask("OPTIONS", "2").text().to_lowercase().contains("max-forwards: 1\r\n"));
+    assert!(ask("GET", "0").text().to_lowercase().contains("max-forwards: 0\r\n"), "others do not count");
+}
+
+#[test]
+fn what_says_when_it_was_modified_is_reused_for_a_while_if_that_is_allowed() {
+    let fields = "Last-Modified: Mon, 02 Jan 2006 15:04:05 GMT\r\n";
+    let origin = Origin::start(move |_| ok(fields, b"old"));
+    for (heuristic, expected) in [("", 2), ("heuristic_max = \"1h\"\n", 1)] {
+        let before = origin.count("/x");
+        let tables = format!("[edge.ingress]\ntimeout = \"30s\"\n{}{heuristic}", table(&origin));
+        let edge = Edge::of(Node::start(&["edge"], &config("", &tables)));
+        for _ in 0..2 {
+            assert_eq!(edge.get("/x", &[]).text(), "old");
+        }
+        assert_eq!(origin.count("/x") - before, expected, "{heuristic}");
+    }
+}
+
+#[test]
+fn a_changed_protocol_goes_through_a_site() {
+    let site = Site::start(|path| match path {
+        "/socket" => Script::Upgrade,
+        _ => Script::Echo,
+    });
+    let mut client = Client::connect(&site.edge.address()).unwrap();
+    let fields =
+        [("Connection", "keep-alive, Upgrade"), ("Upgrade", "echo"), ("Sec-WebSocket-Version", "13")];
+    let answer = client.request("GET", "/socket", &fields, b"").unwrap();
+    assert_eq!((answer.status, answer.header("upgrade")), (101, Some("echo")));
+    assert_eq!(client.read_exact(5).unwrap(), b"hello");
+    client.send(b"back and forth").unwrap();
+    assert_eq!(client.read_exact(14).unwrap(), b"back and forth");
+    let seen = site.origin.last().to_lowercase();
+    assert!(seen.contains("connection: upgrade\r\nupgrade: echo\r\n"), "{seen}");
+    assert!(seen.contains("sec-websocket-version: 13"), "{seen}");
+    // It is a connection now and no request; nobody is kept waiting for its place.
+    site.edge.node.eventually("it is no request any more", |node| {
+        node.metric("inflight_requests{service=\"edge\"}") < 0.5
+    });
+    // HTTP by another name is not let through.
+    let sly = site.edge.get("/x", &[("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", "h2c")]);
+    assert!(sly.status == 200 && !sly.text().to_lowercase().contains("upgrade"), "{}", sly.text());
+}
+
+// RFC 9112 section 6.3.
+#[test]
+fn an_answer_in_a_transfer_coding_that_does_not_exist_ends_with_its_connection() {
+    let answer =
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: unheard-of\r\nCache-Control: max-age=600\r\n\r\nas it is";
+    let site = Site::start(|path| match path {
+        // This one waits for its client to go first.
+        "/kept" => Script::Stall(answer.to_vec()),
+        "/closed" => Script::Raw(answer.to_vec()),
+        _ => Script::Raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nas it is".to_vec()),
+    });
+    for path in ["/kept", "/closed"] {
+        for _ in 0..2 {
+            let answer = site.get(path);
+            assert_eq!((answer.status, answer.text().as_str()), (200, "as it is"), "{path}");
+            assert_eq!(answer.header("transfer-encoding").filter(|it| *it != "chunked"), None);
+        }
+        assert_eq!(site.origin.count(path), 1, "{path}");
+    }
+    assert_eq!(site.get("/coded").status, 502, "nobody asked for a coding, and nobody here undoes it");
 }
 
 #[test]

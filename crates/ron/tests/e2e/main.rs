@@ -3,8 +3,10 @@
 
 mod access_log;
 mod admin;
+mod amnesia;
 mod auth;
 mod blame;
+mod bridge;
 mod browser;
 mod commands;
 mod documents;
@@ -19,8 +21,12 @@ mod front;
 mod http2;
 mod lifecycle;
 mod limits;
+mod metrics;
+mod mixed;
 mod operators;
 mod overlay;
+mod pack_grow;
+mod pack_remote;
 mod packs;
 mod proxy;
 mod reasons;
@@ -31,9 +37,11 @@ mod registry_witness;
 mod reload;
 mod soak;
 mod takeover;
+mod top;
 mod uploads;
 mod upstreams;
 mod views;
+mod whole;
 
 /// A configuration with every listener on a free port; `gateway` goes into its table, `rest` behind it.
 fn config(origin: &str, gateway: &str, rest: &str) -> String {

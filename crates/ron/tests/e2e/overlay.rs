@@ -1,10 +1,14 @@
 //! The overlay: several real processes over loopback, and peers that are none.
 
+mod crowd;
 mod gossip;
 mod hostile;
+mod moves;
 mod raw;
 mod sessions;
+mod trust;
 
+pub(crate) use moves::use_overlay;
 use raw::Raw;
 use ron_testkit::{Node, command};
 use serde_json::Value;

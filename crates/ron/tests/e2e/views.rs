@@ -30,6 +30,7 @@ fn users() -> Origin {
         "/users/gone" => Script::Raw(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n".to_vec()),
         "/users/slow" => Script::Silence,
         "/users/text" => Script::Body(b"hello".to_vec()),
+        "/users/huge" => Script::Body(format!("\"{}\"", "x".repeat(100_000)).into_bytes()),
         "/users/big" => Script::Body(format!("\"{}\"", "x".repeat(3000)).into_bytes()),
         path => Script::Body(json!({"path": path}).to_string().into_bytes()),
     })
@@ -95,6 +96,17 @@ fn a_view_is_one_answer_made_of_its_parts() {
     let explained =
         node.admin_post("/gateway/explain", "{\"method\":\"GET\",\"url\":\"/v1/view/profile/7\"}").json();
     assert_eq!(explained["parts"], json!(["user", "posts"]), "{explained}");
+    let tag = whole.header("etag").unwrap();
+    let again = |id: &str, known: &str| {
+        let path = format!("/v1/view/profile/{id}");
+        request(&node.gateway(), "GET", &path, &[("If-None-Match", known)], b"").unwrap()
+    };
+    let same = again("7", &format!("\"other\", W/{tag}"));
+    assert_eq!((same.status, same.header("etag"), same.body.len()), (304, Some(tag), 0));
+    let other = again("8", tag);
+    assert!(other.status == 200 && other.header("etag") != Some(tag), "another answer has another tag");
+    let large = view(&node, "huge");
+    assert_eq!(again("huge", large.header("etag").unwrap()).status, 304);
 }
 
 #[test]

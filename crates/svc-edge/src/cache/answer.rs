@@ -36,9 +36,9 @@ pub fn answer(
     let mut headers = head.headers().clone();
     headers.insert(AGE, HeaderValue::from((freshness.age_ms / 1000).min(DELTA_MAX)));
     let validators = head.validators();
-    // Conditions and ranges are about a representation, which other statuses do not have.
+    // Conditions are about a representation, which other statuses do not have; ranges are of what a 200 has.
     let plain = head.status() != StatusCode::OK;
-    if !plain && validators.are_known_to(request, now) {
+    if head.status().is_success() && validators.are_known_to(request, now) {
         if validators.etag.is_some() {
             headers.remove(LAST_MODIFIED);
         }

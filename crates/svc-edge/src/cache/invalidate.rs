@@ -28,12 +28,12 @@ pub fn invalidated(
     paths
 }
 
-fn path_of(uri: &Uri) -> String {
+pub(super) fn path_of(uri: &Uri) -> String {
     uri.path_and_query().map_or("/", |it| it.as_str()).to_owned()
 }
 
 /// The path and query that a reference (RFC 3986 section 4.1) means, if it stays at the origin of its base.
-fn same_origin(base: &Uri, reference: &str) -> Option<String> {
+pub(super) fn same_origin(base: &Uri, reference: &str) -> Option<String> {
     let reference = reference.split('#').next().unwrap_or_default();
     let path = match reference.find([':', '/', '?']).map(|at| &reference[at..]) {
         Some(rest) if rest.starts_with(':') => return absolute(base, reference),

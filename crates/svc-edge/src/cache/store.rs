@@ -2,16 +2,17 @@
 
 use super::directives::{RequestRules, ResponseRules, Scope};
 use super::head::{Body, Exchange, Policy, StoredHead, is_heuristically_cacheable};
+use super::invalidate::{path_of, same_origin};
 use super::range::{ContentRange, Parts, number};
 use super::vary::Selecting;
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE};
-use http::{HeaderMap, Method, StatusCode};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_LOCATION, CONTENT_RANGE};
+use http::{HeaderMap, Method, StatusCode, Uri};
 
 /// Why a response is not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotStored {
-    /// Only responses to GET are.
+    /// Only responses to GET are, and those to POST that stand for one.
     Method,
     /// The client said `no-store`.
     Request,
@@ -84,6 +85,26 @@ pub fn judge(
         return Err(NotStored::Freshness);
     }
     Ok(Pending { head, range, stated_len })
+}
+
+/// Decides about the answer to a POST, which is stored for those who GET its target if it says that it is what they
+/// would get, and for how long (RFC 9110 section 9.3.3). `target` is absolute.
+pub fn judge_post(
+    (target, request): (&Uri, &HeaderMap),
+    (status, response): (StatusCode, &HeaderMap),
+    exchange: Exchange,
+    policy: &Policy,
+) -> Result<Pending, NotStored> {
+    let mut places = response.get_all(CONTENT_LOCATION).iter();
+    let place = places.next().filter(|_| places.next().is_none()).and_then(|place| place.to_str().ok());
+    let own = place.and_then(|place| same_origin(target, place)) == Some(path_of(target));
+    if !own || status != StatusCode::OK {
+        return Err(NotStored::Method);
+    }
+    let pending = judge((&Method::GET, request), (status, response), exchange, policy)?;
+    let rules = pending.head.rules();
+    let explicit = rules.max_age.is_some() || rules.s_maxage.is_some() || rules.expires.is_some();
+    if explicit { Ok(pending) } else { Err(NotStored::Freshness) }
 }
 
 /// The rules of section 3 for a shared cache, other than those about the request.

@@ -1,6 +1,7 @@
 //! What is stored, in memory: objects by address, names of assets, and whose turn it is to go.
 
 use super::fifo::{Candidate, Fifo, Frequency};
+use super::hot::Held;
 use crate::address::Address;
 use crate::cache::{StoredHead, UnixMillis};
 use crate::semantics::Coding;
@@ -8,11 +9,15 @@ use arc_swap::ArcSwapOption;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use http::HeaderValue;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::fs::File;
+use std::io;
 use std::ops::Bound;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Purges that are remembered for as long as something may be under way that they concern.
 const FORGOTTEN_MAX: usize = 1024;
@@ -27,20 +32,51 @@ pub struct Stamp {
     pub modified: i128,
 }
 
+impl Stamp {
+    pub fn of(file: &File) -> io::Result<Stamp> {
+        let meta = file.metadata()?;
+        let modified = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
+        Ok(Stamp { inode: meta.ino(), len: meta.len(), modified })
+    }
+}
+
 /// What happens to an object while it is stored; shared with its readers.
 #[derive(Debug, Default)]
 pub struct Condition {
     pub frequency: Frequency,
     /// Its bytes were found wrong; it is not served until it has been stored again.
     pub bad: AtomicBool,
-    /// Its bytes, if it is small and wanted often.
-    pub(super) held: ArcSwapOption<Bytes>,
-    /// Somebody asked for those since it was last looked.
+    /// Its bytes or its file, if it is wanted often.
+    pub(super) held: ArcSwapOption<Held>,
+    /// Somebody asked for that since it was last looked.
     pub(super) wanted: AtomicBool,
     verified: Mutex<Option<Stamp>>,
+    /// What every answer says of it, once that was put together.
+    described: OnceLock<Described>,
+}
+
+/// Fields that are the same in every answer with an object.
+#[derive(Clone, Debug)]
+pub struct Described {
+    pub etag: HeaderValue,
+    pub repr_digest: Option<HeaderValue>,
+    /// For this Unix second.
+    pub modified: (u64, HeaderValue),
 }
 
 impl Condition {
+    /// The fields of an object, made by `make` unless they are known. What may still change is not kept.
+    pub fn described(&self, make: impl FnOnce() -> Described) -> Described {
+        if let Some(known) = self.described.get() {
+            return known.clone();
+        }
+        let made = make();
+        if made.repr_digest.is_some() {
+            let _ = self.described.set(made.clone());
+        }
+        made
+    }
+
     /// That of the same object with another file: how much it is wanted stays.
     pub fn renewed(&self) -> Condition {
         Condition { frequency: self.frequency.clone(), ..Condition::default() }
@@ -231,9 +267,14 @@ impl Catalog {
 
     /// Whether a name was forgotten since; also where that is too long ago to be known.
     pub fn was_forgotten(&self, name: &str, keys: &[String], since: Epoch) -> bool {
+        self.times_forgotten(name, keys, since) != Some(0)
+    }
+
+    /// How often a name was forgotten since, unless that is too long ago to be known.
+    pub fn times_forgotten(&self, name: &str, keys: &[String], since: Epoch) -> Option<usize> {
         let passed = usize::try_from(self.epoch.0.saturating_sub(since.0)).unwrap_or(usize::MAX);
         let noted = self.forgotten.iter().rev().take(passed);
-        passed > self.forgotten.len() || noted.into_iter().any(|names| names.cover(name, keys))
+        (passed <= self.forgotten.len()).then(|| noted.filter(|names| names.cover(name, keys)).count())
     }
 
     #[cfg(test)]
@@ -268,6 +309,18 @@ impl Catalog {
     /// The names that begin so, in order.
     pub fn starting<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a Arc<str>, &'a Arc<Asset>)> {
         let from = self.assets.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        from.take_while(move |(name, _)| name.starts_with(prefix))
+    }
+
+    /// The names of assets, not of responses of sites, that begin so and come behind another.
+    pub fn behind<'a>(
+        &'a self,
+        prefix: &'a str,
+        after: Option<&'a str>,
+    ) -> impl Iterator<Item = (&'a Arc<str>, &'a Arc<Asset>)> {
+        let first = Bound::Included(prefix.max("\u{1}"));
+        let from = after.filter(|after| *after >= prefix).map_or(first, Bound::Excluded);
+        let from = self.assets.range::<str, _>((from, Bound::Unbounded));
         from.take_while(move |(name, _)| name.starts_with(prefix))
     }
 

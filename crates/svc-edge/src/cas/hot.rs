@@ -1,6 +1,6 @@
-//! Small objects that are asked for again and again are kept in memory, within a bound.
+//! What is asked for again and again is kept at hand, within a bound: the bytes of small objects, the open files of others.
 //!
-//! The bytes hang on the object's own [`Condition`], so that a look costs no lock and an object that is replaced or goes
+//! They hang on the object's own [`Condition`], so that a look costs no lock and an object that is replaced or goes
 //! takes them along. The list only says whose turn it is to be let go: the one longest kept that nobody asked for since.
 
 use super::catalog::Condition;
@@ -8,14 +8,24 @@ use bytes::Bytes;
 use ron_kernel::inventory::{Inventory, LockSpec};
 use ron_kernel::lock::Lock;
 use std::collections::VecDeque;
+use std::fs::File;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 /// Bytes of all objects that are kept so.
 const HOT_BYTES: u64 = 32 << 20;
+/// An open file counts as so many bytes: at most 256 are open.
+const FILE_BYTES: u64 = HOT_BYTES / 256;
 
 pub(crate) static HOT: LockSpec =
-    LockSpec { service: "edge", name: "hot", rank: 20, guards: "which small objects are kept in memory" };
+    LockSpec { service: "edge", name: "hot", rank: 20, guards: "which objects are kept at hand" };
+
+/// What is kept of an object.
+#[derive(Clone, Debug)]
+pub(super) enum Held {
+    Bytes(Bytes),
+    File(Arc<File>),
+}
 
 #[derive(Debug, Default)]
 struct Kept {
@@ -34,9 +44,12 @@ impl Hot {
         Hot { kept: Lock::new(inventory, &HOT, Kept::default()), max: HOT_BYTES }
     }
 
-    /// Keeps the bytes of an object.
-    pub(super) fn keep(&self, condition: &Arc<Condition>, bytes: Bytes) {
-        let len = bytes.len() as u64;
+    /// Keeps an object's bytes or file, unless something is kept of it already.
+    pub(super) fn keep(&self, condition: &Arc<Condition>, held: Held) {
+        let len = match &held {
+            Held::Bytes(bytes) => bytes.len() as u64,
+            Held::File(_) => FILE_BYTES,
+        };
         if len > self.max / 8 {
             return;
         }
@@ -44,7 +57,7 @@ impl Hot {
         if condition.held.load().is_some() {
             return;
         }
-        condition.held.store(Some(Arc::new(bytes)));
+        condition.held.store(Some(Arc::new(held)));
         kept.queue.push_back((Arc::downgrade(condition), len));
         kept.bytes += len;
         let mut looks = 2 * kept.queue.len();
@@ -76,19 +89,28 @@ mod tests {
         let all: Vec<Arc<Condition>> = (0..50).map(|_| Arc::default()).collect();
         for condition in &all {
             all[0].wanted.store(true, Ordering::Relaxed);
-            hot.keep(condition, Bytes::from(vec![0; 100]));
-            hot.keep(condition, Bytes::from(vec![0; 100]));
+            hot.keep(condition, Held::Bytes(vec![0; 100].into()));
+            hot.keep(condition, Held::Bytes(vec![0; 100].into()));
             assert!(hot.kept.lock().bytes <= 1000);
         }
         let held: Vec<usize> = (0..50).filter(|index| all[*index].held.load().is_some()).collect();
         assert_eq!(held.len(), 10);
         assert!(held.contains(&0) && held.contains(&49) && !held.contains(&20), "{held:?}");
-        hot.keep(&Arc::default(), Bytes::from(vec![0; 200]));
+        hot.keep(&Arc::default(), Held::Bytes(vec![0; 200].into()));
         assert!(hot.kept.lock().bytes <= 1000, "too large to be worth it");
         drop(all);
         for _ in 0..20 {
-            hot.keep(&Arc::default(), Bytes::from(vec![0; 100]));
+            hot.keep(&Arc::default(), Held::Bytes(vec![0; 100].into()));
         }
         assert!(hot.kept.lock().queue.len() <= 10, "those that are gone leave their places");
+    }
+    #[test]
+    fn no_more_files_are_open_than_the_bound_allows() {
+        let hot = Hot::new(&Inventory::new(Metrics::default()));
+        let all: Vec<Arc<Condition>> = (0..300).map(|_| Arc::default()).collect();
+        for condition in &all {
+            hot.keep(condition, Held::File(Arc::new(tempfile::tempfile().unwrap())));
+        }
+        assert_eq!(all.iter().filter(|condition| condition.held.load().is_some()).count(), 256);
     }
 }

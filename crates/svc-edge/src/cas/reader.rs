@@ -9,12 +9,15 @@ use bytes::Bytes;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::ops::Range;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// What is read at a time; whole groups.
 const PIECE: u64 = 4 * GROUP;
+/// An object of at most this size is checked as a whole when it is first opened, so that from then on its file can go
+/// out unread, whatever part of it is asked for.
+const WHOLE: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
@@ -49,7 +52,7 @@ impl From<io::Error> for ReadError {
 
 #[derive(Debug)]
 enum Source {
-    Disk { file: File, outboard: Option<File>, stamp: Stamp },
+    Disk { file: Arc<File>, outboard: Option<File>, stamp: Stamp },
     Memory(Bytes),
 }
 
@@ -80,18 +83,9 @@ impl Reader {
         condition: Arc<Condition>,
         trust: Trust,
     ) -> Result<Reader, ReadError> {
-        let file = File::open(disk.path_of(&address))?;
-        let meta = file.metadata()?;
-        let stamp = Stamp {
-            inode: meta.ino(),
-            len: meta.len(),
-            modified: i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec()),
-        };
-        let trusted = match trust {
-            Trust::Always => true,
-            Trust::IfChecked => condition.is_verified(stamp),
-            Trust::Never => false,
-        };
+        let file = Arc::new(File::open(disk.path_of(&address))?);
+        let stamp = Stamp::of(&file)?;
+        let trusted = trust.in_file(&condition, stamp);
         let mut reader = Reader {
             address,
             len,
@@ -106,6 +100,13 @@ impl Reader {
         if !trusted {
             reader.checker = Some(TreeChecker::new(address, len));
             reader.open_outboard(disk)?;
+            if trust == Trust::IfChecked && len <= WHOLE {
+                let mut at = 0;
+                while at < len {
+                    at += reader.read(&(at..len))?.len() as u64;
+                }
+                reader.checker = None;
+            }
         }
         Ok(reader)
     }
@@ -170,6 +171,14 @@ impl Reader {
         }
     }
 
+    /// The file, if its bytes need no check.
+    pub fn unchecked(&self) -> Option<&Arc<File>> {
+        match &self.source {
+            Source::Disk { file, .. } if self.checker.is_none() => Some(file),
+            _ => None,
+        }
+    }
+
     fn corrupt(&self) -> ReadError {
         self.condition.bad.store(true, Ordering::Relaxed);
         tracing::error!(object = %self.address, "the stored bytes are not those of the address");
@@ -183,6 +192,17 @@ pub enum Trust {
     Always,
     IfChecked,
     Never,
+}
+
+impl Trust {
+    /// Whether a file's bytes need no check, as the file is now.
+    pub(super) fn in_file(self, condition: &Condition, stamp: Stamp) -> bool {
+        match self {
+            Trust::Always => true,
+            Trust::IfChecked => condition.is_verified(stamp),
+            Trust::Never => false,
+        }
+    }
 }
 
 fn slice(bytes: &Bytes, range: Range<u64>) -> Bytes {

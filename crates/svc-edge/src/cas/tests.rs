@@ -118,7 +118,7 @@ fn bytes(len: usize, seed: u8) -> Vec<u8> {
 
 fn flip(path: &Path, at: u64) {
     use std::os::unix::fs::FileExt as _;
-    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    let file = File::options().read(true).write(true).open(path).unwrap();
     let mut byte = [0];
     file.read_exact_at(&mut byte, at).unwrap();
     file.write_all_at(&[byte[0] ^ 4], at).unwrap();
@@ -190,7 +190,7 @@ async fn a_flipped_bit_is_found_where_it_is_and_storing_the_object_again_mends_i
     assert_eq!(store.read(&stored.address).unwrap(), large);
     assert!(!store.cas.has_bad(), "the good bytes took the place of the bad ones");
     let path = store.path_of(&stored.address);
-    std::fs::File::options().write(true).open(path).unwrap().set_len(600_000).unwrap();
+    File::options().write(true).open(path).unwrap().set_len(600_000).unwrap();
     assert!(
         matches!(store.read(&stored.address), Err(ReadError::Corrupt)),
         "bytes that are missing are seen too"
@@ -210,7 +210,7 @@ async fn an_object_is_checked_once_and_again_when_its_file_changed() {
     let before = std::fs::metadata(&path).unwrap().modified().unwrap();
     // Bad bytes under the same stamp are what a first read does not see; only the scrub does.
     flip(&path, 100);
-    std::fs::File::options().write(true).open(&path).unwrap().set_modified(before).unwrap();
+    File::options().write(true).open(&path).unwrap().set_modified(before).unwrap();
     assert!(store.read(&stored.address).is_ok());
     store.cas.progress().begin();
     while store.cas.progress().passes.load(Ordering::Relaxed) == 0 {
@@ -219,13 +219,32 @@ async fn an_object_is_checked_once_and_again_when_its_file_changed() {
     assert_eq!(store.cas.progress().bad.load(Ordering::Relaxed), 1);
     assert!(object.condition.bad.load(Ordering::Relaxed) && store.cas.has_bad());
     assert!((store.cas.progress().ratio() - 1.0).abs() < 1e-9);
-    std::fs::File::options()
-        .write(true)
-        .open(&path)
-        .unwrap()
-        .set_modified(before + Duration::from_secs(1))
-        .unwrap();
+    File::options().write(true).open(&path).unwrap().set_modified(before + Duration::from_secs(1)).unwrap();
     assert!(matches!(store.read(&stored.address), Err(ReadError::Corrupt)), "another stamp, another check");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_file_serves_only_while_its_bytes_need_no_check() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path()), settings(1 << 30, Trust::IfChecked));
+    let stored = store.put(&bytes(600_000, 7)).await.unwrap();
+    let object = store.cas.object(&stored.address).unwrap();
+    assert!(store.cas.held_file(&object).is_none(), "nobody has opened it");
+    let reader = store.cas.reader(stored.address, &object).unwrap();
+    let file = reader.unchecked().expect("checked as a whole, being of moderate size").clone();
+    store.cas.hold_file(&object, &file);
+    assert!(store.cas.held_file(&object).is_some());
+    store.cas.apply(settings(1 << 30, Trust::Never));
+    assert!(store.cas.held_file(&object).is_none(), "every read is to be checked");
+    assert!(store.cas.reader(stored.address, &object).unwrap().unchecked().is_none());
+    store.cas.apply(settings(1 << 30, Trust::IfChecked));
+    let path = store.path_of(&stored.address);
+    let later = std::fs::metadata(&path).unwrap().modified().unwrap() + Duration::from_secs(1);
+    flip(&path, 500_000);
+    File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
+    assert!(store.cas.held_file(&object).is_none(), "another stamp, another check");
+    assert!(matches!(store.cas.reader(stored.address, &object), Err(ReadError::Corrupt)));
     store.close().await;
 }
 

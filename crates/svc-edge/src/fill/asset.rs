@@ -1,7 +1,9 @@
 //! Bringing in an asset: asked for on nobody's behalf, stored under its name.
 
 use super::response::length_of;
-use super::{Ask, Asked, Begun, Caps, Failure, Fill, Landed, News, Origin, Patience, Pilot, Pumped, pump};
+use super::{
+    Ask, Asked, Begun, Caps, Digests, Failure, Fill, Landed, News, Origin, Patience, Pilot, Pumped, pump,
+};
 use crate::address::Address;
 use crate::cache::validators::EntityTag;
 use crate::cache::{Freshened, NotStored, Pending, StoredHead, freshen, judge, revalidation, surrogate_keys};
@@ -16,6 +18,7 @@ use http::header::{
 };
 use http::{Method, StatusCode};
 use ron_kernel::admission::decode::{Coding, codings};
+use ron_kernel::sync::Permit;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -75,16 +78,19 @@ struct New {
 }
 
 impl Fill {
-    /// Does the work; the pilot's flight is told whatever comes of it.
+    /// Does the work; the pilot's flight is told whatever comes of it. The place is given back when the answer begins.
     pub(super) async fn bring_asset(
         self: &Arc<Fill>,
         pilot: Pilot,
         work: AssetWork,
         snapshot: &Snapshot,
         until: Instant,
+        place: Option<Permit>,
     ) {
         let flight = &pilot.flight;
-        match self.fetch_asset(&work, snapshot, until).await {
+        let fetched = self.fetch_asset(&work, snapshot, until).await;
+        drop(place);
+        match fetched {
             Err(failure) => flight.end(Err(failure)),
             Ok(Fetched::Confirmed(freshened)) => {
                 let Freshened { head, keep } = *freshened;
@@ -93,13 +99,7 @@ impl Fill {
                     Err(failure) => flight.end(Err(failure)),
                 }
             }
-            Ok(Fetched::New(new)) => {
-                let (fill, caps, target) = (self.clone(), Fill::caps(snapshot), work.target.clone());
-                // How long a body takes is its origin's affair, whose permits bound them: the worker goes on.
-                self.service.scoped("fill", move || target.clone(), async move {
-                    fill.take_in(&pilot, &work, *new, caps).await;
-                });
-            }
+            Ok(Fetched::New(new)) => self.take_in(&pilot, &work, *new, Fill::caps(snapshot)).await,
         }
     }
 
@@ -129,7 +129,12 @@ impl Fill {
         let pumped = pump(&self.cas, flight, answer.payload, &codings, caps, &self.counters).await;
         drop(permit);
         match pumped {
-            Pumped::Broken(failure, _) | Pumped::Unstored(failure, _) => flight.end(Err(failure)),
+            Pumped::Broken(failure, _) => flight.end(Err(failure)),
+            // That is our trouble and not the clients', who get it without a tag.
+            Pumped::Unstored(failure, len) => {
+                tracing::warn!(%failure, "a fetched object is not stored");
+                flight.end(Ok(Landed { digests: None, len, stored: false }));
+            }
             Pumped::Whole(arrived) if codings.is_empty() && contradicts(&headers, &arrived) => {
                 flight.end(Err(Failure::Validators));
             }
@@ -235,7 +240,7 @@ impl Fill {
     ) {
         let name = work.name.as_str();
         let (address, sha256, len) = (arrived.address, arrived.sha256, arrived.len);
-        let mut landed = Landed { address, sha256, len, stored: false };
+        let mut landed = Landed { digests: Some(Digests { address, sha256 }), len, stored: false };
         let head = judged.ok().and_then(|pending| pending.complete(len));
         let Some(head) = head else { return pilot.flight.end(Ok(landed)) };
         let content_type = content_type(headers, name);

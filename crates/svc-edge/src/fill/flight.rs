@@ -6,6 +6,7 @@
 
 use super::Failure;
 use crate::address::Address;
+use crate::board::Board;
 use crate::cache::StoredHead;
 use crate::cas::{Names, Response};
 use bytes::Bytes;
@@ -15,8 +16,7 @@ use ron_kernel::http::BodyError;
 use ron_kernel::inventory::{Inventory, LockSpec};
 use ron_kernel::lock::Lock;
 use ron_kernel::sync::Permit;
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::future::Future;
 use std::ops::Range;
@@ -59,10 +59,16 @@ pub(crate) enum News {
 /// What has arrived whole.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Landed {
-    pub(crate) address: Address,
-    pub(crate) sha256: [u8; 32],
+    /// Not known where the store failed.
+    pub(crate) digests: Option<Digests>,
     pub(crate) len: u64,
     pub(crate) stored: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Digests {
+    pub(crate) address: Address,
+    pub(crate) sha256: [u8; 32],
 }
 
 #[derive(Debug)]
@@ -76,6 +82,13 @@ struct State<P> {
     base: u64,
     len: u64,
     file: Option<Arc<File>>,
+    /// So many bytes the file has.
+    spilled: u64,
+    /// Nothing is written any more: what stays in memory goes when its readers have read it.
+    unstored: bool,
+    /// Where those are who read along, by number.
+    readers: BTreeMap<u64, u64>,
+    numbered: u64,
     end: Option<Result<Landed, Failure>>,
 }
 
@@ -104,6 +117,10 @@ impl<P: Send> Flight<P> {
             base: 0,
             len: 0,
             file: None,
+            spilled: 0,
+            unstored: false,
+            readers: BTreeMap::new(),
+            numbered: 0,
             end: None,
         };
         Arc::new(Flight { key, state: Mutex::new(state), changed: Notify::new() })
@@ -206,6 +223,55 @@ impl<P: Send> Flight<P> {
             state.base += first;
             state.chunks.remove(0);
         }
+        state.spilled = state.base;
+    }
+
+    /// Waits until little more than `keep` bytes are in memory that some reader has not read: nothing else takes them.
+    /// Whoever comes too late for them is told so. Cancel-safe.
+    pub(crate) async fn relieve(&self, keep: u64) {
+        self.state().unstored = true;
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            {
+                let mut state = self.state();
+                let read = state.readers.values().min().copied().unwrap_or(0);
+                while state.len - state.base > keep
+                    && let Some(first) = state.chunks.first().map(|chunk| chunk.len() as u64)
+                    && state.base + first <= read
+                {
+                    state.base += first;
+                    state.chunks.remove(0);
+                }
+                if state.chunks.len() <= 1 || state.len - state.base <= keep {
+                    return;
+                }
+            }
+            changed.await;
+        }
+    }
+
+    /// Somebody reads along from the beginning; the number is his.
+    fn enter(&self) -> u64 {
+        let mut state = self.state();
+        let number = state.numbered;
+        state.numbered += 1;
+        state.readers.insert(number, 0);
+        number
+    }
+
+    /// He has come so far, or has gone.
+    fn moved(&self, number: u64, at: Option<u64>) {
+        let mut state = self.state();
+        match at {
+            Some(at) => state.readers.insert(number, at),
+            None => state.readers.remove(&number),
+        };
+        if state.unstored {
+            drop(state);
+            self.changed.notify_waiters();
+        }
     }
 
     pub(crate) fn end(&self, end: Result<Landed, Failure>) {
@@ -228,10 +294,13 @@ impl<P: Send> Flight<P> {
         if at >= until {
             return None;
         }
-        if at < state.base
+        if at < state.spilled
             && let Some(file) = &state.file
         {
-            return Some(Ok(Next::File(file.clone(), at..state.base.min(at + PIECE).min(until))));
+            return Some(Ok(Next::File(file.clone(), at..state.spilled.min(at + PIECE).min(until))));
+        }
+        if at < state.base {
+            return Some(Err(Failure::Store("what was not stored has gone by".to_owned())));
         }
         let mut begin = state.base;
         for chunk in &state.chunks {
@@ -269,34 +338,28 @@ impl<P: Send> Flight<P> {
 /// The flights that others may join.
 #[derive(Debug)]
 pub(crate) struct Flights<P> {
-    table: Lock<HashMap<String, Arc<Flight<P>>>>,
+    board: Lock<Board<Arc<Flight<P>>>>,
 }
 
 impl<P: Send> Flights<P> {
     pub(crate) fn new(inventory: &Inventory) -> Flights<P> {
-        Flights { table: Lock::new(inventory, &FLIGHTS, HashMap::new()) }
+        Flights { board: Lock::new(inventory, &FLIGHTS, Board::default()) }
     }
 
     /// The flight for a key, and whether the caller has to see to it that it takes off.
     pub(crate) fn join(&self, key: &str) -> (Arc<Flight<P>>, bool) {
-        match self.table.lock().entry(key.to_owned()) {
-            Entry::Occupied(entry) => (entry.get().clone(), false),
-            Entry::Vacant(entry) => (entry.insert(Flight::new(key.to_owned())).clone(), true),
-        }
+        self.board.lock().join(key, || Flight::new(key.to_owned()))
     }
 
     /// Lets nobody join the flights of these names any more: what they bring is out of date.
     pub(crate) fn part(&self, which: &Names) {
         // A flight does not know the surrogate keys of what it brings.
         let all = matches!(which, Names::Key(_));
-        self.table.lock().retain(|key, _| !all && !which.cover(key, &[]));
+        self.board.lock().part(|key| all || which.cover(key, &[]));
     }
 
     fn leave(&self, flight: &Arc<Flight<P>>) {
-        let mut table = self.table.lock();
-        if table.get(&flight.key).is_some_and(|known| Arc::ptr_eq(known, flight)) {
-            table.remove(&flight.key);
-        }
+        self.board.lock().leave(&flight.key, |known| Arc::ptr_eq(known, flight));
     }
 }
 
@@ -347,11 +410,13 @@ impl<P: Send> Drop for Pilot<P> {
 
 type Reading = Pin<Box<dyn Future<Output = Result<(Bytes, Option<Landed>), Failure>> + Send>>;
 /// Fields to send behind a body.
-type Trailers = fn(&Landed) -> HeaderMap;
+type Trailers = fn(&Digests) -> HeaderMap;
 
 /// A flight as the body of an answer.
-pub(crate) struct FlightBody<P> {
+pub(crate) struct FlightBody<P: Send> {
     flight: Arc<Flight<P>>,
+    /// Among its readers.
+    number: u64,
     at: u64,
     len: Option<u64>,
     reading: Option<Reading>,
@@ -367,7 +432,14 @@ impl<P: Send + 'static> FlightBody<P> {
         trailers: Option<Trailers>,
         permit: Permit,
     ) -> FlightBody<P> {
-        FlightBody { flight, at: 0, len, reading: None, trailers, ended: false, _permit: permit }
+        let number = flight.enter();
+        FlightBody { flight, number, at: 0, len, reading: None, trailers, ended: false, _permit: permit }
+    }
+}
+
+impl<P: Send> Drop for FlightBody<P> {
+    fn drop(&mut self) {
+        self.flight.moved(self.number, None);
     }
 }
 
@@ -390,11 +462,13 @@ impl<P: Send + 'static> HttpBody for FlightBody<P> {
         match read {
             Ok((bytes, None)) => {
                 this.at += bytes.len() as u64;
+                this.flight.moved(this.number, Some(this.at));
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
             Ok((_, Some(landed))) => {
                 this.ended = true;
-                Poll::Ready(this.trailers.map(|trailers| Ok(Frame::trailers(trailers(&landed)))))
+                let trailers = this.trailers.zip(landed.digests);
+                Poll::Ready(trailers.map(|(trailers, digests)| Ok(Frame::trailers(trailers(&digests)))))
             }
             Err(failure) => {
                 this.ended = true;
@@ -420,7 +494,7 @@ mod tests {
     use std::io::Write as _;
 
     fn landed(len: u64) -> Landed {
-        Landed { address: Address([0; 32]), sha256: [0; 32], len, stored: true }
+        Landed { digests: None, len, stored: true }
     }
 
     async fn all(flight: &Arc<Flight<()>>) -> Result<Vec<u8>, Failure> {
@@ -474,6 +548,38 @@ mod tests {
         tokio::join!(writing, reading);
         assert!(all(&flight).await.unwrap() == whole, "also for who comes late");
         assert!(flight.bytes().is_none());
+    }
+
+    #[tokio::test]
+    async fn what_is_not_written_goes_when_all_who_read_along_have_it() {
+        let flight = Flight::<()>::new("k".to_owned());
+        let (quick, slow) = (flight.enter(), flight.enter());
+        let mut relieving = Box::pin(flight.relieve(10));
+        let mut waits = async || {
+            let looked =
+                std::future::poll_fn(|cx| Poll::Ready(relieving.as_mut().poll(cx).is_pending())).await;
+            if !looked {
+                relieving = Box::pin(flight.relieve(10));
+            }
+            looked
+        };
+        for _ in 0..4 {
+            flight.push(Bytes::from_static(b"12345678"));
+        }
+        assert!(waits().await);
+        flight.moved(quick, Some(31));
+        assert!(waits().await, "the other has read nothing");
+        flight.moved(slow, Some(17));
+        assert!(waits().await, "sixteen bytes are ten and more");
+        flight.moved(slow, Some(24));
+        assert!(!waits().await);
+        assert_eq!(flight.clone().read(24).await.unwrap().0, "1234567");
+        assert!(matches!(flight.clone().read(5).await, Err(Failure::Store(_))), "too late");
+        flight.push(Bytes::from_static(b"12345678"));
+        assert!(waits().await);
+        flight.moved(slow, None);
+        flight.moved(quick, Some(39));
+        assert!(!waits().await, "who has gone holds nothing up");
     }
 
     #[tokio::test]

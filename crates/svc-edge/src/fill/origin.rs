@@ -1,8 +1,8 @@
 //! Origins: whom to ask for what, within which limits, and when again.
 
 use super::{Counters, Failure};
-use crate::cache::{Exchange, Policy, UnixMillis};
-use crate::config::{EdgeSettings, RetrySettings, client_tls};
+use crate::cache::{Exchange, Heuristic, Policy, UnixMillis};
+use crate::config::{EdgeSettings, PackSettings, RetrySettings, client_tls};
 use crate::egress::{Authority, OriginUrl, is_public, normal_host};
 use crate::semantics::encode_path;
 use crate::serve::{COUNTERS, unix_millis};
@@ -28,6 +28,10 @@ pub(crate) static IDLE: LockSpec = LockSpec {
     guards: "the connections kept to one origin; taken alone, for a push or a pop",
 };
 
+/// RFC 9111 section 4.2.2.
+const HEURISTIC_PERCENT: u32 = 10;
+/// Requests at a time to the server of one pack.
+const PACK_INFLIGHT: usize = 64;
 /// Part of the time that is kept for further tries.
 const RESERVE_PART: u32 = 4;
 
@@ -96,7 +100,9 @@ impl Origins {
         }
         origins.assets.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
         for it in &settings.sites {
-            let policy = Policy { negative_ttl, ..Policy::default() };
+            let heuristic = Some(Heuristic { percent: HEURISTIC_PERCENT, max: it.heuristic_max.0 });
+            let heuristic = heuristic.filter(|it| !it.max.is_zero());
+            let policy = Policy { negative_ttl, heuristic, ..Policy::default() };
             let rules = Rules {
                 url: &it.origin,
                 allow_http: it.allow_http,
@@ -207,6 +213,28 @@ impl Origin {
             bucket,
             rate: Rate::new(rules.rps, 1.0),
         }))
+    }
+
+    /// The server of a pack, which is asked for that alone.
+    pub(crate) fn of_pack(
+        service: &Service,
+        pack: &PackSettings,
+        base: &Path,
+    ) -> Result<Option<Origin>, TlsError> {
+        let rules = Rules {
+            url: &pack.path,
+            allow_http: false,
+            allow_private: pack.allow_private,
+            ca_file: &pack.ca_file,
+            max_inflight: PACK_INFLIGHT,
+            rps: 0,
+            policy: Policy::default(),
+        };
+        let origin = Origin::new(service, rules, base, None)?;
+        if let Some(origin) = &origin {
+            origin.remote.set_tls(origin.tls.clone());
+        }
+        Ok(origin)
     }
 
     /// A place among the requests to it.
@@ -355,12 +383,14 @@ pub(crate) struct Ask {
     pub(crate) body: Option<Option<u64>>,
     /// Where interim answers go.
     pub(crate) interim: Option<InterimSender>,
+    /// The protocol that the client wants to change to.
+    pub(crate) upgrade: Option<HeaderValue>,
 }
 
 impl Ask {
     pub(crate) fn get(origin: &Origin, target: String, headers: HeaderMap) -> Ask {
         let host = origin.url.authority.host_field();
-        Ask { method: Method::GET, host, target, headers, body: None, interim: None }
+        Ask { method: Method::GET, host, target, headers, body: None, interim: None, upgrade: None }
     }
 }
 
@@ -375,6 +405,9 @@ impl Outgoing for Ask {
         put(&[b"host: ", self.host.as_bytes(), b"\r\n"]);
         for (name, value) in &self.headers {
             put(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
+        }
+        if let Some(protocol) = &self.upgrade {
+            put(&[b"connection: upgrade\r\nupgrade: ", protocol.as_bytes(), b"\r\n"]);
         }
         match self.body {
             None => {}
@@ -401,6 +434,10 @@ impl Outgoing for Ask {
 
     fn chunked(&self) -> bool {
         self.body == Some(None)
+    }
+
+    fn upgrades(&self) -> bool {
+        self.upgrade.is_some()
     }
 
     fn interim(&self, status: StatusCode, headers: HeaderMap) {

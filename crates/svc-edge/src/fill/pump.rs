@@ -21,6 +21,8 @@ pub(crate) struct Caps {
     pub(crate) keep: u64,
     pub(crate) stall: Duration,
     pub(crate) decode: DecodeLimits,
+    /// Whether what is larger than the store goes to who asked for it all the same.
+    pub(crate) unstored: bool,
 }
 
 impl Caps {
@@ -60,9 +62,24 @@ pub(crate) async fn pump(
         }
     };
     let decoder = (!codings.is_empty()).then(|| DecodeGuard::new(codings, caps.decode));
-    let mut inflow =
-        Inflow { cas, flight, caps, upload: None, file: None, held: BytesMut::new(), len: 0, decoder };
+    let mut inflow = Inflow {
+        cas,
+        flight,
+        caps,
+        upload: None,
+        file: None,
+        held: BytesMut::new(),
+        len: 0,
+        decoder,
+        lost: None,
+    };
     let moved = inflow.run(body, counters).await;
+    if let Some(failure) = inflow.lost.take() {
+        return match moved {
+            Ok(()) => Pumped::Unstored(failure, inflow.len),
+            Err(failure) => Pumped::Broken(failure, None),
+        };
+    }
     let (cas, upload, rest) = (cas.clone(), inflow.upload.take(), inflow.held.split());
     let worth = moved.is_ok() || inflow.len > 0 && inflow.decoder.is_none();
     let arrived = if worth {
@@ -95,6 +112,8 @@ struct Inflow<'a> {
     held: BytesMut,
     len: u64,
     decoder: Option<DecodeGuard>,
+    /// Why the store does not take it. It goes on for those who read along.
+    lost: Option<Failure>,
 }
 
 impl Inflow<'_> {
@@ -125,17 +144,44 @@ impl Inflow<'_> {
                 }
             };
             self.len += data.len() as u64;
-            self.caps.check(self.cas, self.len)?;
-            self.held.extend_from_slice(&data);
+            if self.lost.is_none()
+                && let Err(failure) = self.caps.check(self.cas, self.len)
+            {
+                self.lose(failure)?;
+            }
+            if self.lost.is_none() {
+                self.held.extend_from_slice(&data);
+            }
             self.flight.push(data);
-            if self.held.len() >= STRETCH {
-                self.write().await?;
+            if self.held.len() >= STRETCH
+                && let Err(failure) = self.write().await
+            {
+                self.lose(failure)?;
+            }
+            if let Some(failure) = &self.lost {
+                let relieved = self.flight.relieve(self.caps.keep);
+                if tokio::time::timeout(self.caps.stall, relieved).await.is_err() {
+                    return Err(failure.clone());
+                }
             }
         }
         match &self.decoder {
             Some(decoder) => decoder.finish().map_err(|error| Failure::Upstream(error.to_string())),
             None => Ok(()),
         }
+    }
+
+    /// Goes on without the store, if that is worth anything.
+    fn lose(&mut self, failure: Failure) -> Result<(), Failure> {
+        let bound = matches!(failure, Failure::TooLarge)
+            || matches!(failure, Failure::Amnesia) && !self.caps.unstored;
+        if bound {
+            return Err(failure);
+        }
+        tracing::warn!(%failure, "what an origin sends is not stored");
+        (self.held, self.upload) = (BytesMut::new(), None);
+        self.lost = Some(failure);
+        Ok(())
     }
 
     async fn write(&mut self) -> Result<(), Failure> {

@@ -1,7 +1,9 @@
 //! Bringing in a site's response: asked for on a client's behalf, stored for all whom it fits.
 
 use super::asset::keys;
-use super::{Ask, Asked, Begun, Caps, Failure, Fill, Flight, Landed, News, Origin, Pilot, Pumped, pump};
+use super::{
+    Ask, Asked, Begun, Caps, Digests, Failure, Fill, Flight, Landed, News, Origin, Pilot, Pumped, pump,
+};
 use crate::address::Address;
 use crate::cache::{
     Exchange, Forward, NotStored, Pending, StoredHead, UnixMillis, Validated, combine, freshen, judge,
@@ -18,6 +20,7 @@ use http::{Method, StatusCode};
 use ron_kernel::http::client::Payload;
 use ron_kernel::http::{Fields, InterimSender};
 use ron_kernel::problem::X_REASON;
+use ron_kernel::sync::Permit;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -68,9 +71,9 @@ pub(crate) enum Exchanged {
 /// An answer that may be stored.
 #[derive(Debug)]
 pub(crate) struct Storable {
-    asked: Asked,
-    headers: HeaderMap,
-    pending: Pending,
+    pub(crate) asked: Asked,
+    pub(crate) headers: HeaderMap,
+    pub(crate) pending: Pending,
 }
 
 /// Removes what concerns one connection only.
@@ -100,16 +103,19 @@ pub(crate) fn cleaned(mut headers: HeaderMap) -> HeaderMap {
 }
 
 impl Fill {
-    /// Does the work; the pilot's flight is told whatever comes of it.
+    /// Does the work; the pilot's flight is told whatever comes of it. The place is given back when the answer begins.
     pub(super) async fn bring_response(
         self: &Arc<Fill>,
         pilot: Pilot,
         work: Arc<SiteWork>,
         snapshot: &Snapshot,
         until: Instant,
+        place: Option<Permit>,
     ) {
         let flight = &pilot.flight;
-        match self.exchange(&work, snapshot, until).await {
+        let exchanged = self.exchange(&work, snapshot, until).await;
+        drop(place);
+        match exchanged {
             Err(failure) => flight.end(Err(failure)),
             Ok(Exchanged::Confirmed(found)) => flight.tell(News::Confirmed(Arc::new(*found))),
             // Whoever waits knows by itself whether something stands in.
@@ -118,11 +124,7 @@ impl Fill {
             }
             Ok(Exchanged::Passed(passed)) => flight.leave(*passed),
             Ok(Exchanged::Storable(storable)) => {
-                let (fill, caps, target) = (self.clone(), Fill::caps(snapshot), work.target.clone());
-                // As for assets: the worker does not wait for the body.
-                self.service.scoped("fill", move || target.clone(), async move {
-                    fill.bring_storable(&pilot.flight, &work, *storable, caps).await;
-                });
+                self.bring_storable(flight, &work, *storable, Fill::caps(snapshot)).await;
             }
         }
     }
@@ -295,7 +297,7 @@ impl Fill {
         flight.tell(News::Begun(Arc::new(begun)));
         let Asked { answer, exchange, permit } = asked;
         // What is too large to be stored still goes to who asked for it.
-        let open = Caps { bytes_max: u64::MAX, ..caps };
+        let open = Caps { bytes_max: u64::MAX, unstored: true, ..caps };
         let pumped = pump(&self.cas, flight, answer.payload, &[], open, &self.counters).await;
         drop(permit);
         let (arrived, failure) = match pumped {
@@ -303,14 +305,12 @@ impl Fill {
             Pumped::Unstored(failure, len) => {
                 // That is our trouble and not the client's, who has asked for no address or digest.
                 tracing::warn!(%failure, "a response is not stored");
-                let landed = Landed { address: Address([0; 32]), sha256: [0; 32], len, stored: false };
-                return flight.end(Ok(landed));
+                return flight.end(Ok(Landed { digests: None, len, stored: false }));
             }
             Pumped::Broken(failure, arrived) => (arrived, Some(failure)),
         };
         let landed = arrived.as_ref().map(|arrived| Landed {
-            address: arrived.address,
-            sha256: arrived.sha256,
+            digests: Some(Digests { address: arrived.address, sha256: arrived.sha256 }),
             len: arrived.len,
             stored: false,
         });

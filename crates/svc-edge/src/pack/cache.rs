@@ -113,7 +113,7 @@ impl DirectoryCache {
     }
 
     /// Where locks are listed.
-    pub(super) fn inventory(&self) -> &Inventory {
+    pub(crate) fn inventory(&self) -> &Inventory {
         &self.inventory
     }
 

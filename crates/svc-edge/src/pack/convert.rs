@@ -38,11 +38,11 @@ pub struct Converted {
 }
 
 /// Vector tiles are compressed by gzip, which every reader knows; images are compressed already.
-fn compression(kind: TileKind) -> Compression {
+pub(super) fn compression(kind: TileKind) -> Compression {
     if kind.is_vector() { Compression::Gzip } else { Compression::None }
 }
 
-fn recoded(mut tile: Tile, to: Compression, limits: Limits) -> Result<Vec<u8>, PackError> {
+pub(super) fn recoded(mut tile: Tile, to: Compression, limits: Limits) -> Result<Vec<u8>, PackError> {
     if tile.compression == Compression::Unknown {
         tile.compression = Compression::of_bytes(&tile.bytes);
     }

@@ -1,10 +1,11 @@
 //! One generation of a pack: a file as it was when it was mounted, for as long as anybody reads it.
 
 use super::checked::{CheckedFile, Damage, Policy, Stamp};
+use super::remote::{Manner, RemoteFile};
 use crate::address::Address;
 use crate::pack::cache::Kept;
 use crate::pack::header::Section;
-use crate::pack::{Compression, DirectoryCache, Fault, Limits, Pack, PackError, ReadAt as _, TileCoord};
+use crate::pack::{Compression, DirectoryCache, Fault, Limits, Pack, PackError, Pmtiles, ReadAt, TileCoord};
 use crate::semantics::{Coding, repr_digest};
 use bytes::Bytes;
 use http::HeaderValue;
@@ -12,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use tokio::runtime::Handle;
 
 /// Tiles in memory, by the number of their generation and their place in it.
 pub(super) type TileCache = Kept<(u64, Section), Content>;
@@ -65,11 +67,55 @@ pub(super) struct Shared {
     pub(super) mounts: AtomicU64,
 }
 
+/// Where a pack's bytes are.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Local(Arc<CheckedFile>),
+    Remote(Box<RemoteFile>),
+}
+
+impl Source {
+    /// The address of all bytes, once it is known. That of a remote pack never is.
+    pub(crate) fn address(&self) -> Option<Address> {
+        self.local()?.address()
+    }
+
+    pub(crate) fn local(&self) -> Option<&Arc<CheckedFile>> {
+        match self {
+            Source::Local(file) => Some(file),
+            Source::Remote(_) => None,
+        }
+    }
+
+    pub(crate) fn remote(&self) -> Option<&RemoteFile> {
+        match self {
+            Source::Local(_) => None,
+            Source::Remote(file) => Some(file),
+        }
+    }
+}
+
+impl ReadAt for Source {
+    fn size(&self) -> u64 {
+        match self {
+            Source::Local(file) => file.size(),
+            Source::Remote(file) => file.size(),
+        }
+    }
+
+    fn read_at(&self, offset: u64, length: usize) -> std::io::Result<Bytes> {
+        match self {
+            Source::Local(file) => file.read_at(offset, length),
+            Source::Remote(file) => file.read_at(offset, length),
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Mounted {
-    pub(crate) file: Arc<CheckedFile>,
-    pub(crate) pack: Pack<Arc<CheckedFile>>,
+    pub(crate) file: Arc<Source>,
+    pub(crate) pack: Pack<Arc<Source>>,
     /// The same for the same file after a restart, another for another file.
     pub(crate) generation: String,
     shared: Arc<Shared>,
@@ -85,10 +131,35 @@ impl Mounted {
     /// Opens a pack, by its header, metadata and root directory.
     pub(super) fn open(path: &Path, shared: &Arc<Shared>) -> Result<Mounted, PackError> {
         let folder = shared.folder.as_deref();
-        let file = Arc::new(CheckedFile::open(path, shared.policy.clone(), folder)?);
+        let checked = Arc::new(CheckedFile::open(path, shared.policy.clone(), folder)?);
+        let stamp = checked.stamp().bytes();
+        let file = Arc::new(Source::Local(checked));
         let pack = Pack::of(file.clone(), path, shared.limits, shared.directories.clone(), CONNECTIONS)?;
+        Mounted::of(file, pack, &stamp, shared)
+    }
+
+    /// Opens a pack on a server. Blocks.
+    pub(super) fn reach(
+        manner: Manner,
+        runtime: &Handle,
+        shared: &Arc<Shared>,
+    ) -> Result<Mounted, PackError> {
+        let remote = RemoteFile::open(manner, runtime, shared.directories.inventory())
+            .map_err(|fault| PackError::Read(fault.into()))?;
+        let tag = remote.tag().to_owned();
+        let file = Arc::new(Source::Remote(Box::new(remote)));
+        let pack = Pmtiles::open(file.clone(), shared.limits, shared.directories.clone())?;
+        Mounted::of(file, Pack::Pmtiles(pack), &tag, shared)
+    }
+
+    fn of(
+        file: Arc<Source>,
+        pack: Pack<Arc<Source>>,
+        stamp: &[u8],
+        shared: &Arc<Shared>,
+    ) -> Result<Mounted, PackError> {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(&file.stamp().bytes());
+        hasher.update(stamp);
         hasher.update(&file.read_at(0, usize::try_from(file.size().min(FRONT)).unwrap_or(0))?);
         Ok(Mounted {
             file,
@@ -102,7 +173,7 @@ impl Mounted {
     }
 
     pub(super) fn is_of(&self, stamp: Stamp) -> bool {
-        self.file.stamp() == stamp
+        self.file.local().is_some_and(|file| file.stamp() == stamp)
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -124,7 +195,7 @@ impl Mounted {
         }
         let Pack::Pmtiles(pack) = &self.pack else { return None };
         let length = usize::try_from(place.length).ok().filter(|length| *length <= READ_NOW)?;
-        let bytes = self.file.read_now(place.offset, length)?;
+        let bytes = self.file.local()?.read_now(place.offset, length)?;
         Some(Ok(Some(self.keep(place, bytes, pack.header().compression))))
     }
 
@@ -154,7 +225,8 @@ impl Mounted {
             Pack::MbTiles(pack) => {
                 let tile = pack.tile(coord);
                 // SQLite reads by itself, so all that can be told is whether the file is still the same.
-                if !self.file.is_unchanged()? {
+                let unchanged = self.file.local().map_or(Ok(true), |file| file.is_unchanged());
+                if !unchanged? {
                     return Err(PackError::Read(Damage::Changed.into()));
                 }
                 let Some(tile) = tile? else { return Ok(None) };

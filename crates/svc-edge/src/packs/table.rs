@@ -64,6 +64,21 @@ pub(super) fn configured<M: Mount>(table: &Table<M>, attempts: &[(PackSettings, 
     attempts.iter().map(row).collect()
 }
 
+/// The table once a pack was tried by itself; the same if it is not configured any more.
+pub(super) fn tried<M: Mount>(table: &Table<M>, settings: &PackSettings, attempt: &Attempt<M>) -> Table<M> {
+    let mut table = table.clone();
+    if let Some(row) = table.get_mut(&settings.name).filter(|row| row.settings == *settings) {
+        let serving = row.serving.take();
+        *row = match attempt {
+            Ok(mount) => judged(settings.clone(), serving, mount),
+            Err(why) => {
+                Row { settings: settings.clone(), serving, candidate: None, refused: Some(why.clone()) }
+            }
+        };
+    }
+    table
+}
+
 /// The table once the address of a mount is known, or known not to come.
 pub(super) fn settled<M: Mount>(table: &Table<M>, mount: &Arc<M>, failed: Option<&str>) -> Table<M> {
     let row = |(name, row): (&String, &Row<M>)| {
@@ -110,7 +125,8 @@ mod tests {
     }
 
     fn pack(b3: &str) -> PackSettings {
-        PackSettings { name: "a".to_owned(), path: "a.pmtiles".to_owned(), b3: b3.to_owned() }
+        let (name, path) = ("a".to_owned(), "a.pmtiles".to_owned());
+        PackSettings { name, path, b3: b3.to_owned(), ..PackSettings::default() }
     }
 
     fn known(byte: u8) -> Arc<File> {
@@ -140,6 +156,23 @@ mod tests {
         check(&table, Some(&two), None, false);
         assert!(configured(&table, &[]).is_empty(), "a pack that is not configured is gone");
         check(&configured(&Table::new(), &[(pack(""), Err("no".to_owned()))]), None, None, true);
+    }
+
+    #[test]
+    fn a_pack_that_is_tried_again_changes_its_own_row_alone() {
+        let (one, two) = (Arc::new(File::default()), Arc::new(File::default()));
+        let other = PackSettings { name: "b".to_owned(), ..pack("") };
+        let refused = || Err("it has not been reached yet".to_owned());
+        let table = configured(&Table::new(), &[(pack(""), refused()), (other, refused())]);
+        let table = tried(&table, &pack(""), &Ok(one.clone()));
+        check(&table, Some(&one), None, false);
+        assert!(table["b"].serving.is_none() && table["b"].refused.is_some());
+        let table = tried(&table, &pack(""), &Err("it is down".to_owned()));
+        check(&table, Some(&one), None, true);
+        let table = tried(&table, &pack(""), &Ok(two.clone()));
+        check(&table, Some(&two), None, false);
+        let moved = PackSettings { path: "elsewhere".to_owned(), ..pack("") };
+        check(&tried(&table, &moved, &Ok(one)), Some(&two), None, false);
     }
 
     #[test]

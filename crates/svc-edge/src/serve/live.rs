@@ -6,7 +6,7 @@ use crate::cache::{self, CACHE_STATUS, CacheStatus, StoredHead, UnixMillis, Verd
 use crate::cas::{Epoch, Found, Object};
 use crate::config::Mode;
 use crate::fill::{
-    AssetWork, Begun, FIELDS, Failure, Flight, FlightBody, Job, Landed, News, Origin, Pilot, Work,
+    AssetWork, Begun, Digests, FIELDS, Failure, Flight, FlightBody, Job, Landed, News, Origin, Pilot, Work,
 };
 use crate::semantics::{Coding, REPR_DIGEST, Variant, repr_digest, type_of};
 use http::header::{
@@ -126,7 +126,7 @@ impl Edge {
             self.submit_asset(pilot, wanted, (origin, target), found.as_ref());
         }
         let source = if leads { Source::Fill } else { Source::Collapsed };
-        let failure = match self.watch_asset(wanted, &flight, source, permit).await {
+        let failure = match Box::pin(self.watch_asset(wanted, &flight, source, permit)).await {
             Ok(response) => return Ok(response),
             Err(Fate::Retry(retry)) => return Err(retry),
             Err(Fate::Failed(failure)) => failure,
@@ -215,10 +215,15 @@ impl Edge {
         match tokio::time::timeout_at(until, flight.landed(len_max)).await.map_err(late)? {
             None => Ok(self.stream_asset(wanted, flight, &begun, source, permit)),
             Some(Err(failure)) => Err(Fate::Failed(failure)),
-            Some(Ok(landed)) => {
-                let found =
-                    self.cas.asset(&wanted.key).filter(|found| landed.stored && holds(found, &landed));
-                let stored = landed.stored && source == Source::Fill;
+            // The store failed, so nobody knows its tag.
+            Some(Ok(Landed { digests: None, .. })) if conditional => Err(Fate::Failed(Failure::NoRoom)),
+            Some(Ok(Landed { digests: None, .. })) => {
+                Ok(self.stream_asset(wanted, flight, &begun, source, permit))
+            }
+            Some(Ok(Landed { digests: Some(digests), len, stored })) => {
+                let landed = (digests, len);
+                let found = self.cas.asset(&wanted.key).filter(|found| stored && holds(found, &digests));
+                let stored = stored && source == Source::Fill;
                 let status = CacheStatus { stored, ..source.status() };
                 if let Some(found) = found {
                     return self
@@ -273,21 +278,21 @@ impl Edge {
         &self,
         wanted: &Wanted<'_>,
         begun: &Begun,
-        landed: Landed,
+        (digests, len): (Digests, u64),
         bytes: bytes::Bytes,
         (source, status): (Source, CacheStatus<'_>),
         permit: Permit,
     ) -> Result<Response<Body>, Fate> {
         let now = unix_millis() / 1000;
         let object = Object {
-            len: landed.len,
-            sha256: Some(landed.sha256),
+            len,
+            sha256: Some(digests.sha256),
             direct: false,
             stored: now,
             bytes: Some(bytes),
             condition: Arc::default(),
         };
-        let variant = Variant { coding: Coding::Identity, address: landed.address, len: landed.len };
+        let variant = Variant { coding: Coding::Identity, address: digests.address, len };
         let resource = Resource {
             variants: &[(variant, object)],
             content_type: content_type(begun, &wanted.key),
@@ -338,7 +343,7 @@ impl Edge {
         if trails {
             headers.insert(TRAILER, HeaderValue::from_static("ETag, Repr-Digest"));
         }
-        let trailers = trails.then_some(trailers as fn(&Landed) -> HeaderMap);
+        let trailers = trails.then_some(trailers as fn(&Digests) -> HeaderMap);
         let body = match request.method {
             Method::HEAD => Body::default(),
             _ => Body::stream(FlightBody::new(flight.clone(), len, trailers, permit))
@@ -380,8 +385,8 @@ fn is_bad(found: &Found) -> bool {
     found.variants.first().is_some_and(|(_, object)| object.condition.bad.load(Ordering::Relaxed))
 }
 
-fn holds(found: &Found, landed: &Landed) -> bool {
-    found.variants.first().is_some_and(|(variant, _)| variant.address == landed.address)
+fn holds(found: &Found, digests: &Digests) -> bool {
+    found.variants.first().is_some_and(|(variant, _)| variant.address == digests.address)
 }
 
 fn plan(found: Option<&Found>, wanted: &Wanted<'_>) -> Plan {
@@ -411,9 +416,9 @@ fn content_type<'a>(begun: &'a Begun, key: &str) -> &'a str {
     sent.unwrap_or_else(|| type_of(key.split('\0').next().unwrap_or_default()))
 }
 
-fn trailers(landed: &Landed) -> HeaderMap {
+fn trailers(digests: &Digests) -> HeaderMap {
     let mut trailers = HeaderMap::new();
-    trailers.insert(ETAG, value(landed.address.etag()));
-    trailers.insert(REPR_DIGEST, value(repr_digest(&landed.sha256)));
+    trailers.insert(ETAG, value(digests.address.etag()));
+    trailers.insert(REPR_DIGEST, value(repr_digest(&digests.sha256)));
     trailers
 }

@@ -181,8 +181,12 @@ impl Edge {
         let found = match mounted.held(coord) {
             Some(found) => found,
             None => {
-                let reading = mounted.clone();
-                self.reading(asked.budget, move || reading.read(coord)).await?
+                let (reading, place) = (mounted.clone(), self.place_at(mounted)?);
+                self.reading(asked.budget, move || {
+                    let _place = place;
+                    reading.read(coord)
+                })
+                .await?
             }
         };
         let found = found.map_err(|error| self.unusable(mounted, &error))?;
@@ -276,7 +280,7 @@ impl Edge {
             Piece::Text(_) => None,
         });
         let Some(first) = first else { return Ok(response) };
-        let mut reader = Archive(mounted.clone());
+        let mut reader = Archive { mounted: mounted.clone(), _place: self.place_at(&mounted)? };
         let (reader, read) = self
             .reading(asked.budget, move || {
                 let read = reader.piece(&first);
@@ -290,7 +294,7 @@ impl Edge {
     }
 
     /// Runs what blocks, as long as the request may take.
-    async fn reading<T: Send + 'static>(
+    pub(super) async fn reading<T: Send + 'static>(
         &self,
         budget: Budget,
         run: impl FnOnce() -> T + Send + 'static,
@@ -298,11 +302,20 @@ impl Edge {
         let running = tokio::task::spawn_blocking(run);
         let Ok(done) = tokio::time::timeout_at(budget.until.into(), running).await else {
             self.read_timeouts.inc();
-            return Err(Rejection::new(Reason::Timeout, "the pack could not be read in time"));
+            return Err(Rejection::new(Reason::Timeout, "it could not be read in time"));
         };
         done.map_err(|lost| {
             tracing::error!(error = %lost, "a read was lost");
-            Rejection::new(Reason::Internal, "the pack could not be read")
+            Rejection::new(Reason::Internal, "it could not be read")
+        })
+    }
+
+    /// A place among those who wait for a pack's server, if it has one: each holds a thread.
+    fn place_at(&self, mounted: &Mounted) -> Result<Option<Permit>, Rejection> {
+        let Some(remote) = mounted.file.remote() else { return Ok(None) };
+        remote.place().map(Some).ok_or_else(|| {
+            self.busy.with(["edge", "/edge/packs", ""]).inc();
+            Rejection::new(Reason::Busy, "too many requests wait for the pack's server").retry_after(1)
         })
     }
 
@@ -315,14 +328,22 @@ impl Edge {
                     Rejection::new(Reason::DigestStored, "the bytes of the pack are not those of its address")
                 }
                 (Some(Damage::Changed), _) => {
+                    self.packs.look_again();
                     Rejection::new(Reason::PackInvalid, "the pack was changed since it was mounted")
+                }
+                (None, io::ErrorKind::TimedOut) => {
+                    Rejection::new(Reason::Timeout, "the pack's server did not answer in time")
+                }
+                (None, io::ErrorKind::ConnectionAborted) => {
+                    tracing::warn!(generation = mounted.generation, %error, "a pack's server failed");
+                    Rejection::new(Reason::Upstream, "the pack's server failed")
                 }
                 (None, io::ErrorKind::UnexpectedEof) => {
                     Rejection::new(Reason::PackInvalid, "the pack is cut short")
                 }
                 _ => {
                     tracing::error!(generation = mounted.generation, %error, "a pack cannot be read");
-                    Rejection::new(Reason::Internal, "the pack could not be read")
+                    Rejection::new(Reason::Internal, "it could not be read")
                 }
             },
         }
@@ -331,12 +352,16 @@ impl Edge {
 
 /// An archive on its way out.
 #[derive(Debug)]
-struct Archive(Arc<Mounted>);
+struct Archive {
+    mounted: Arc<Mounted>,
+    /// Among those who wait for its server.
+    _place: Option<Permit>,
+}
 
 impl Archive {
     fn piece(&mut self, range: &Range<u64>) -> io::Result<Bytes> {
         let until = range.end.min((range.start / PIECE + 1) * PIECE);
-        self.0.file.read_at(range.start, usize::try_from(until - range.start).unwrap_or(0))
+        self.mounted.file.read_at(range.start, usize::try_from(until - range.start).unwrap_or(0))
     }
 }
 
@@ -378,7 +403,7 @@ fn decide_one(asked: &Asked<'_>, variant: Variant, content_type: &str) -> Decisi
 /// The fields that all answers from packs have.
 fn fields(decision: &Decision, address: Option<Address>) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(16);
-    headers.insert(CACHE_STATUS, Source::Hit.status().value());
+    headers.insert(CACHE_STATUS, Source::Hit.field(Source::Hit.status()));
     if let Some(range) = &decision.content_range {
         headers.insert(CONTENT_RANGE, value(range.as_str()));
     }
@@ -468,6 +493,8 @@ fn entry(name: &str, row: &Row) -> Value {
     entry["generation"] = mounted.generation.as_str().into();
     let address = mounted.file.address();
     entry["verified"] = address.is_some().into();
+    // What comes from a server is checked for its structure alone.
+    entry["check"] = if mounted.file.remote().is_some() { "structure" } else { "bytes" }.into();
     entry["b3"] = address.map(|address| address.to_string()).into();
     entry["tilejson"] = format!("/edge/packs/{name}.json").into();
     if archive {

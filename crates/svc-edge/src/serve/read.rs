@@ -4,7 +4,7 @@ use super::{Edge, Snapshot, Source, unix_millis, value};
 use crate::address::Address;
 use crate::body::{ObjectBody, Stored};
 use crate::cache::{CACHE_STATUS, CacheStatus, StoredHead};
-use crate::cas::{Object, ReadError};
+use crate::cas::{Described, Object, ReadError};
 use crate::semantics::{Available, Coding, Decision, Piece, REPR_DIGEST, Variant, decide, repr_digest};
 use bytes::{Bytes, BytesMut};
 use http::header::{
@@ -15,7 +15,7 @@ use http::request::Parts;
 use http::{Method, Response, StatusCode};
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::date::http_date;
-use ron_kernel::http::Body;
+use ron_kernel::http::{Body, FileBody};
 use ron_kernel::problem::Rejection;
 use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
@@ -134,11 +134,15 @@ impl Edge {
         if let Some(held) = self.cas.held(&object) {
             return Ok(Body::full(assembled(&held, decision.pieces)).ending_by(until));
         }
+        let whole = matches!(&decision.pieces[..], [Piece::Bytes(_)]);
+        if let Some(file) = self.cas.held_file(&object).filter(|_| whole) {
+            return Ok(Body::file(FileBody::new(file, first, permit)).ending_by(until));
+        }
         let seen = object.clone();
-        let cas = self.cas.clone();
+        let (cas, range) = (self.cas.clone(), first.clone());
         let opened = tokio::task::spawn_blocking(move || {
             let mut reader = cas.reader(address, &object)?;
-            let bytes = reader.read(&first)?;
+            let bytes = reader.read(&range)?;
             Ok::<_, ReadError>((reader, bytes))
         });
         let Ok(opened) = tokio::time::timeout_at(budget.until.into(), opened).await else {
@@ -155,6 +159,10 @@ impl Edge {
         }
         if bytes.len() as u64 == decision.content_length {
             return Ok(Body::full(bytes).ending_by(until));
+        }
+        if let Some(file) = reader.unchecked().filter(|_| whole) {
+            self.cas.hold_file(&seen, file);
+            return Ok(Body::file(FileBody::new(file.clone(), first, permit)).ending_by(until));
         }
         let left = decision.content_length;
         let reader = Stored(self.cas.clone(), reader);
@@ -204,7 +212,7 @@ fn assembled(held: &Bytes, mut pieces: Vec<Piece>) -> Bytes {
 /// The fields of an answer, be it good or not.
 fn fields(resource: &Resource<'_>, decision: &Decision, object: Option<&Object>) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(16);
-    headers.insert(CACHE_STATUS, resource.status.value());
+    headers.insert(CACHE_STATUS, resource.source.field(resource.status));
     if resource.negotiated {
         headers.insert(VARY, HeaderValue::from_static("Accept-Encoding"));
     }
@@ -212,8 +220,16 @@ fn fields(resource: &Resource<'_>, decision: &Decision, object: Option<&Object>)
         headers.insert(CONTENT_RANGE, value(range.as_str()));
     }
     let (Some(variant), Some(object)) = (decision.variant, object) else { return headers };
-    headers.insert(ETAG, value(variant.address.etag()));
-    headers.insert(LAST_MODIFIED, value(http_date(resource.modified)));
+    let dated = || (resource.modified, value(http_date(resource.modified)));
+    let Described { etag, repr_digest, modified } = object.condition.described(|| Described {
+        etag: value(variant.address.etag()),
+        repr_digest: object.sha256.as_ref().map(|sha256| value(repr_digest(sha256))),
+        modified: dated(),
+    });
+    headers.insert(ETAG, etag);
+    // Two names may lead to one object, each with its own date.
+    let modified = if modified.0 == resource.modified { modified } else { dated() };
+    headers.insert(LAST_MODIFIED, modified.1);
     if resource.immutable {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static(FOREVER));
     }
@@ -228,8 +244,8 @@ fn fields(resource: &Resource<'_>, decision: &Decision, object: Option<&Object>)
         if variant.coding != Coding::Identity {
             headers.insert(CONTENT_ENCODING, HeaderValue::from_static(variant.coding.name()));
         }
-        if let Some(sha256) = &object.sha256 {
-            headers.insert(REPR_DIGEST, value(repr_digest(sha256)));
+        if let Some(digest) = repr_digest {
+            headers.insert(REPR_DIGEST, digest);
         }
     }
     headers

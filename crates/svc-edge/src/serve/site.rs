@@ -3,25 +3,26 @@
 use super::{Edge, Snapshot, Source, unix_millis, value};
 use crate::body::PartsBody;
 use crate::cache::{
-    self, Answer, CACHE_STATUS, CacheStatus, Forward, Freshness, Reuse, StoredHead, UnixMillis, Verdict,
-    answer, freshen_by_head, invalidated,
+    self, Answer, CACHE_STATUS, CacheStatus, Forward, Freshness, Pending, Reuse, StoredHead, UnixMillis,
+    Verdict, answer, freshen_by_head, invalidated, judge_post,
 };
 use crate::cas::{self, Epoch, Names, ReadError};
 use crate::config::Mode;
 use crate::fill::{
     Ask, Asked, Begun, Claim, Exchanged, Failure, Fill, Flight, FlightBody, Job, NAME_MAX, News, Origin,
-    Passed, Pilot, SiteWork, Work, cleaned, via,
+    Passed, Pilot, SiteWork, Storable, Work, cleaned, via,
 };
 use crate::semantics::Preconditions;
 use http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, IF_MATCH,
-    IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, PRAGMA, RANGE, VIA,
+    ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName,
+    HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, MAX_FORWARDS,
+    PRAGMA, RANGE, UPGRADE, VIA,
 };
 use http::request::Parts;
 use http::{Method, Response, StatusCode, Uri, Version};
 use ron_kernel::admission::deadline::{Budget, REQUEST_TIMEOUT};
 use ron_kernel::http::client::{Payload, retain};
-use ron_kernel::http::{Body, ConnInfo, Interim};
+use ron_kernel::http::{Body, ConnInfo, Interim, Tunnel, upgrade_of};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID};
 use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
@@ -108,11 +109,16 @@ impl Edge {
         visit: &Visit<'_>,
         permit: Permit,
     ) -> Result<Response<Body>, Rejection> {
+        let bare = body.exact_len() == Some(0);
+        let upgrade = upgrade_of(&request.headers).filter(|_| bare && request.version == Version::HTTP_11);
         request.headers = visit.relevant(request.headers);
+        if let Some(answer) = count_hops(&mut request) {
+            return answer;
+        }
         let target = request.uri.path_and_query().map_or("/", |it| it.as_str()).to_owned();
-        let reads = matches!(request.method, Method::GET | Method::HEAD) && body.exact_len() == Some(0);
+        let reads = matches!(request.method, Method::GET | Method::HEAD) && bare && upgrade.is_none();
         if !reads || target.len() > NAME_MAX {
-            return self.pass(&request, &target, body, visit, permit).await;
+            return self.pass(&request, &target, body, upgrade, visit, permit).await;
         }
         let mut permit = Some(permit);
         for attempt in 1..=ATTEMPTS {
@@ -383,21 +389,34 @@ impl Edge {
             }
             Ok(Exchanged::Passed(passed)) => Ok(self.hand_over(request, *passed, status, visit, permit)),
             Ok(Exchanged::Storable(storable)) => {
-                let flight = Flight::new(String::new());
-                let pilot = Pilot::new(flight.clone(), None);
-                let (fill, snapshot) = (self.fill.clone(), visit.snapshot.clone());
-                let target = work.target.clone();
-                self.fill.service.scoped("fill", move || target.clone(), async move {
-                    fill.bring_storable(&pilot.flight, &work, *storable, Fill::caps(&snapshot)).await;
-                });
-                let News::Begun(begun) = flight.news().await else {
-                    return Err(Retry::Again(Failure::Lost.rejection()));
-                };
-                let status = CacheStatus { stored: true, ..status };
-                settle(&flight, &begun, visit.budget).await;
-                Ok(self.stream(request, &flight, &begun, (Source::Fill, status), visit, permit))
+                self.store_alone(request, work, *storable, status, visit, permit).await
             }
         }
+    }
+
+    /// Hands an answer to the one client that asked for it while it is being stored.
+    async fn store_alone(
+        &self,
+        request: &Parts,
+        work: Arc<SiteWork>,
+        storable: Storable,
+        status: CacheStatus<'_>,
+        visit: &Visit<'_>,
+        permit: Permit,
+    ) -> Result<Response<Body>, Retry> {
+        let flight = Flight::new(String::new());
+        let pilot = Pilot::new(flight.clone(), None);
+        let (fill, snapshot) = (self.fill.clone(), visit.snapshot.clone());
+        let target = work.target.clone();
+        self.fill.service.scoped("fill", move || target.clone(), async move {
+            fill.bring_storable(&pilot.flight, &work, storable, Fill::caps(&snapshot)).await;
+        });
+        let News::Begun(begun) = flight.news().await else {
+            return Err(Retry::Again(Failure::Lost.rejection()));
+        };
+        let status = CacheStatus { stored: true, ..status };
+        settle(&flight, &begun, visit.budget).await;
+        Ok(self.stream(request, &flight, &begun, (Source::Fill, status), visit, permit))
     }
 
     /// What is stored in the place of an error, if it may be (RFC 5861 section 4).
@@ -545,45 +564,127 @@ impl Edge {
         request: &Parts,
         target: &str,
         body: Body,
+        upgrade: Option<HeaderValue>,
         visit: &Visit<'_>,
         permit: Permit,
     ) -> Result<Response<Body>, Rejection> {
         let reads = matches!(request.method, Method::GET | Method::HEAD);
         let reason = if reads { cache::Reason::Bypass } else { cache::Reason::Method };
         let status = CacheStatus { forwarded: Some(reason), ..bare() };
-        self.count_cache(Source::Miss);
         if visit.snapshot.settings.mode == Mode::Offline {
+            self.count_cache(Source::Miss);
             return Err(Rejection::new(Reason::NotFound, "origins are not asked now"));
         }
         let cap = visit.snapshot.settings.ingress.body_bytes.0;
         let len = body.exact_len();
         if len.is_some_and(|len| len > cap) {
+            self.count_cache(Source::Miss);
             return Err(Rejection::new(Reason::BodyCap, "the body is larger than allowed"));
         }
         let has_body = matches!(request.method, Method::POST | Method::PUT | Method::PATCH);
         let mut ask = Ask::get(visit.origin, target.to_owned(), visit.forwarded(request));
         ask.method = request.method.clone();
         ask.body = (has_body || len != Some(0)).then_some(len);
+        ask.upgrade = upgrade;
         let patience = Fill::patience(visit.snapshot, visit.until());
+        let since = self.cas.epoch();
         let sent = visit.origin.send(&ask, Some(body.capped(cap)), &patience, &self.fill.counters).await;
-        let mut asked = sent.map_err(|failure| failure.rejection().header(CACHE_STATUS, status.value()))?;
+        let mut asked = sent.map_err(|failure| {
+            self.count_cache(Source::Miss);
+            failure.rejection().header(CACHE_STATUS, status.value())
+        })?;
         let headers = take_fields(&mut asked);
         let base =
             format!("{}://{}{target}", if visit.conn.secure { "https" } else { "http" }, authority(request));
         if let Ok(base) = base.parse::<Uri>() {
-            for path in invalidated(&request.method, &base, (asked.answer.status, &headers)) {
-                let names = Names::Response(visit.key(&path));
-                self.fill.flights.part(&names);
-                let forgetting = self.cas.forget(names, Preconditions::default());
-                // The answer does not wait for longer than its client; it is forgotten all the same.
-                match tokio::time::timeout_at(visit.budget.until.into(), forgetting).await {
-                    Ok(Ok(_)) | Err(_) => {}
-                    Ok(Err(error)) => tracing::warn!(%error, "a changed resource could not be forgotten"),
-                }
+            self.forget_changed(request, &base, (asked.answer.status, &headers), visit).await;
+            if let Some((work, pending)) = self.stands_for_get(request, &base, &asked, &headers, since, visit)
+            {
+                let storable = Storable { asked, headers, pending };
+                let stored = self.store_alone(request, work, storable, status, visit, permit).await;
+                return stored.map_err(|(Retry::Again(rejection) | Retry::Never(rejection))| rejection);
             }
         }
+        self.count_cache(Source::Miss);
         Ok(pass_on(request, asked, headers, status, visit, permit))
     }
+
+    /// Forgets what a request has made unusable.
+    async fn forget_changed(
+        &self,
+        request: &Parts,
+        base: &Uri,
+        answer: (StatusCode, &HeaderMap),
+        visit: &Visit<'_>,
+    ) {
+        for path in invalidated(&request.method, base, answer) {
+            let names = Names::Response(visit.key(&path));
+            self.fill.flights.part(&names);
+            let forgetting = self.cas.forget(names, Preconditions::default());
+            // The answer does not wait for longer than its client; it is forgotten all the same.
+            match tokio::time::timeout_at(visit.budget.until.into(), forgetting).await {
+                Ok(Ok(_)) | Err(_) => {}
+                Ok(Err(error)) => tracing::warn!(%error, "a changed resource could not be forgotten"),
+            }
+        }
+    }
+
+    /// What to store of the answer to a POST that is also the answer to a GET; nothing if another request has changed
+    /// the resource meanwhile, since nobody knows which came first.
+    fn stands_for_get(
+        &self,
+        request: &Parts,
+        base: &Uri,
+        asked: &Asked,
+        headers: &HeaderMap,
+        since: Epoch,
+        visit: &Visit<'_>,
+    ) -> Option<(Arc<SiteWork>, Pending)> {
+        let target = base.path_and_query().map(|it| it.as_str())?;
+        if request.method != Method::POST || target.len() > NAME_MAX {
+            return None;
+        }
+        let answer = (asked.answer.status, headers);
+        let pending =
+            judge_post((base, &request.headers), answer, asked.exchange, &visit.origin.policy).ok()?;
+        let key = visit.key(target);
+        let since = self.cas.epoch_after_own(&cas::response_name(&key, ""), since)?;
+        let forward =
+            Forward { reason: cache::Reason::Method, validate: None, complete: None, on_error: None };
+        let work = SiteWork {
+            origin: visit.origin.clone(),
+            key,
+            target: target.to_owned(),
+            client: request.headers.clone(),
+            request: HeaderMap::new(),
+            stored: Vec::new(),
+            since,
+            forward,
+            interim: None,
+        };
+        Some((Arc::new(work), pending))
+    }
+}
+
+/// Counts down `Max-Forwards` (RFC 9110 section 7.6.2); where no hop is left, what is answered here.
+fn count_hops(request: &mut Parts) -> Option<Result<Response<Body>, Rejection>> {
+    let options = request.method == Method::OPTIONS;
+    let counted = options || request.method == Method::TRACE;
+    let hops: u64 =
+        request.headers.get(MAX_FORWARDS).filter(|_| counted)?.to_str().ok()?.trim().parse().ok()?;
+    if let Some(left) = hops.checked_sub(1) {
+        request.headers.insert(MAX_FORWARDS, HeaderValue::from(left));
+        return None;
+    }
+    let allow = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
+    if !options {
+        // It may hold what its sender must not see.
+        return Some(Err(Rejection::new(Reason::Method, "a request is not reflected").header(ALLOW, allow)));
+    }
+    let mut response = Response::new(Body::default());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response.headers_mut().insert(ALLOW, allow);
+    Some(Ok(response))
 }
 
 /// Without content there is no last byte to hold back until the response is stored: the answer as a whole waits.
@@ -647,7 +748,12 @@ fn pass_on(
 ) -> Response<Body> {
     let Asked { answer, permit: place, .. } = asked;
     let code = answer.status;
+    let protocol = headers.get(UPGRADE).filter(|_| code == StatusCode::SWITCHING_PROTOCOLS).cloned();
     let body = match answer.payload {
+        // From here on it is a connection and no request: the places are given back, `max_conns` bounds it.
+        Payload::Upgraded(io) => {
+            Body::tunnel(Tunnel::new(io, visit.snapshot.settings.ingress.idle_timeout.0))
+        }
         _ if request.method == Method::HEAD => Body::default(),
         Payload::Whole(bytes) => Body::full(bytes),
         Payload::Stream(stream) => {
@@ -658,9 +764,9 @@ fn pass_on(
                 Ok(piece)
             })
         }
-        Payload::Upgraded(_) => Body::default(),
     };
     let mut headers = cleaned(headers);
+    headers.extend(protocol.map(|protocol| (UPGRADE, protocol)));
     headers.append(VIA, via(answer.version));
     status.append_to(&mut headers);
     let mut response = Response::new(body.ending_by(visit.budget.client));

@@ -3,6 +3,9 @@
 use crate::samples::{opened, written};
 use bytes::Bytes;
 use pmtiles::{AsyncBackend, AsyncPmTilesReader, BackendResponse, HashMapCache, PmtResult};
+use std::io::Cursor;
+use std::ops::ControlFlow;
+use svc_edge::pack::grow::Grower;
 use svc_edge::pack::sample::Sample;
 use svc_edge::pack::{Compression, TileCoord};
 
@@ -87,4 +90,20 @@ fn a_hilbert_id_is_the_same_everywhere() {
         assert_eq!((theirs.value(), coord.id()), (id, id));
         id += id / 300 + 1;
     }
+}
+
+#[tokio::test]
+async fn an_archive_that_grew_from_single_tiles_reads_alike() {
+    let sample = Sample { max_zoom: 5, gap_percent: 20, ..Sample::default() };
+    let mut grower = Grower::new(Cursor::<Vec<u8>>::default());
+    // From the last to the first: they come in any order.
+    let coords: Vec<TileCoord> = sample.coords().collect();
+    for coord in coords.iter().rev() {
+        if let Some(tile) = sample.tile(*coord) {
+            assert!(grower.add(&format!("t/{coord}.mvt"), "", tile.into()).expect("a tile"));
+        }
+    }
+    let (mut out, spill) = (Vec::new(), [Cursor::default(), Cursor::default()]);
+    let grown = grower.finish("t", spill, &mut out, &mut |_| ControlFlow::Continue(())).expect("an archive");
+    assert_eq!(compare_sample(&sample, &out.into()).await, grown.tiles);
 }

@@ -55,7 +55,7 @@ pub(crate) async fn refresh(
                 changed = config.changed() => { changed?; continue; }
             }
         };
-        missing.note(keys.count() == 0 || schedule.failures > 0);
+        missing.note(schedule.is_short_of(&keys));
         tokio::select! {
             biased;
             () = service.shutdown().draining() => return Ok(()),
@@ -68,20 +68,11 @@ pub(crate) async fn refresh(
             () = service.shutdown().draining() => return Ok(()),
             fetched = fetch(&keys, tls, &timeouts) => fetched,
         };
-        let good = match fetched {
-            Ok(set) => {
-                tracing::debug!(keys = set.len(), "keys of JWTs fetched");
-                keys.set.store(Some(Arc::new(set)));
-                true
-            }
-            Err(error) => {
-                tracing::warn!(error, kept = keys.count(), "keys of JWTs could not be fetched");
-                retries.inc();
-                false
-            }
-        };
+        let good = schedule.learn(&keys, fetched, every, Instant::now());
         results[usize::from(!good)].inc();
-        schedule.done(good, every, Instant::now());
+        if !good {
+            retries.inc();
+        }
     }
 }
 
@@ -105,6 +96,25 @@ struct Schedule {
 impl Schedule {
     fn new(now: Instant) -> Schedule {
         Schedule { due: now, last: None, failures: 0 }
+    }
+
+    /// Takes over what a fetch brought. If it brought nothing, what is there stays.
+    fn learn(&mut self, keys: &Keys, fetched: Result<KeySet, String>, every: Duration, now: Instant) -> bool {
+        let good = fetched.is_ok();
+        match fetched {
+            Ok(set) => {
+                tracing::debug!(keys = set.len(), "keys of JWTs fetched");
+                keys.set.store(Some(Arc::new(set)));
+            }
+            Err(error) => tracing::warn!(error, kept = keys.count(), "keys of JWTs could not be fetched"),
+        }
+        self.done(good, every, now);
+        good
+    }
+
+    /// Whether readiness is to say that keys are missing, or may be old.
+    fn is_short_of(&self, keys: &Keys) -> bool {
+        keys.count() == 0 || self.failures > 0
     }
 
     fn done(&mut self, good: bool, every: Duration, now: Instant) {
@@ -200,6 +210,15 @@ impl Outgoing for Get<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::auth::Jwt;
+    use crate::auth::jwt::Rules;
+    use crate::config::JwtAlgorithm;
+    use arc_swap::ArcSwapOption;
+    use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair as _};
+    use base64::Engine as _;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    use serde_json::json;
+    use tokio::sync::Notify;
 
     #[test]
     fn keys_are_fetched_at_once_then_now_and_then_and_sooner_when_one_is_missed() {
@@ -216,6 +235,43 @@ mod tests {
         schedule.done(true, every, after(5));
         schedule.hasten(after(100));
         assert_eq!(schedule.due, after(100), "a new key is found at once after a quiet time");
+    }
+
+    #[test]
+    fn an_issuer_that_is_down_for_an_hour_costs_no_caller_anything() {
+        let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+        let pair = Ed25519KeyPair::from_seed_unchecked(&[1; 32]).unwrap();
+        let set = || {
+            let key = json!({"kty": "OKP", "crv": "Ed25519", "x": encode(pair.public_key().as_ref())});
+            KeySet::parse(json!({"keys": [key]}).to_string().as_bytes()).unwrap()
+        };
+        let message = format!("{}.{}", encode(br#"{"alg":"EdDSA"}"#), encode(br#"{"sub":"joe","exp":9000}"#));
+        let token = format!("{message}.{}", encode(pair.sign(message.as_bytes()).as_ref()));
+        let keys = Arc::new(Keys { source: None, set: ArcSwapOption::empty(), missed: Notify::new() });
+        let rules = Rules { algorithms: vec![JwtAlgorithm::EdDsa], ..Rules::default() };
+        let every = Duration::from_secs(600);
+        let jwt = Jwt { rules, revoked: Arc::default(), keys: keys.clone(), tls: None, refresh: every };
+        let start = Instant::now();
+        let passes = |now: Instant| jwt.check(token.as_bytes(), now.duration_since(start).as_secs()).is_ok();
+        let mut schedule = Schedule::new(start);
+        assert!(schedule.is_short_of(&keys) && !passes(start), "nothing is known yet");
+        assert!(schedule.learn(&keys, Ok(set()), every, start));
+        assert!(!schedule.is_short_of(&keys) && passes(start));
+        let (down, mut tries) = (schedule.due, 0);
+        while schedule.due < down + Duration::from_secs(3600) {
+            let now = schedule.due;
+            assert!(!schedule.learn(&keys, Err("nobody answers".to_owned()), every, now));
+            assert!(schedule.is_short_of(&keys), "readiness says so");
+            assert!(passes(now) && passes(schedule.due), "the last good keys serve");
+            // A caller with a key that nobody knows does not make it worse.
+            schedule.hasten(now);
+            tries += 1;
+        }
+        // The first few pauses are shorter than the gap that made-up keys are held to.
+        assert!((60..=3600 / 5 + 3).contains(&tries), "{tries} tries in an hour");
+        let back = schedule.due;
+        assert!(schedule.learn(&keys, Ok(set()), every, back));
+        assert!(!schedule.is_short_of(&keys) && passes(back) && schedule.due == back + every);
     }
 
     #[test]

@@ -251,7 +251,7 @@ mod tests {
         let settings = GatewaySettings { access_log, ..GatewaySettings::default() };
         let log = AccessLog::start(&service, Sink::open(&settings.access_log, dir.path()).unwrap());
         let material = Material { tls: UpstreamTls::default(), auth: Auth::None };
-        let proxy = Proxy::new(&service, &settings, dir.path().into(), material, log);
+        let proxy = Proxy::new(&service, &settings, dir.path().into(), material, log, None);
         let snapshot = proxy.snapshot.load_full();
         let conn = ConnInfo::new(Peer::Unix { uid: 0 }, false);
         for panics in [true, false] {

@@ -77,7 +77,7 @@ impl Engine {
         if !self.is_timely(now, from, &envelope, true) || self.seen.knows(id, &envelope) != Known::New {
             return;
         }
-        if self.config.signed && !envelope.is_signed(id) {
+        if self.config.signed && !self.origins.signed(&envelope, id) {
             self.missing.give_up_on(id, from, true);
             return self.invalid(now, from, Offence::Unsigned);
         }
@@ -133,7 +133,7 @@ impl Engine {
             return self.invalid(now, from, Offence::Invalid);
         }
         let hops = transfer.hops.saturating_add(1);
-        self.accept(now, from, Kept { id, envelope, payload, hops });
+        self.accept(now, from, Kept { id, envelope, payload, hops, checked: true });
     }
 
     /// Asks for the next chunks, from the first that is missing on.
@@ -179,13 +179,14 @@ impl Engine {
     }
 
     pub(super) fn encode_manifest(&self, kept: &Kept, to: PeerId) -> Option<Encoded> {
-        let Kept { id, envelope, payload, hops } = kept.clone();
+        let Kept { id, envelope, payload, hops, .. } = kept.clone();
         let (size, chunk) = (payload.len() as u32, self.chunk_for(to) as u32);
         Gossip::Manifest { hops, id, size, chunk, envelope }.encode(self.peers.get(&to)?.max_frame).ok()
     }
 
     pub(super) fn give_chunks(&mut self, to: PeerId, id: MessageId, first: u16, count: u16) {
-        let Some(kept) = self.history.get(id).cloned() else { return };
+        // Whoever was given the manifest was given what is checked.
+        let Some(kept) = self.history.get(id).filter(|kept| kept.checked).cloned() else { return };
         let (chunk, max) = (self.chunk_for(to), self.peers.get(&to).map_or(0, |peer| peer.max_frame));
         let topic = flow(kept.envelope.topic.as_str().as_bytes());
         for index in first..first.saturating_add(count.min(WINDOW)) {

@@ -3,6 +3,7 @@
 use super::{Engine, Now};
 use crate::gossip::PeerId;
 use crate::gossip::fair::Lane;
+use crate::gossip::history::Kept;
 use crate::gossip::ledger::{Cause, Queue};
 use crate::gossip::message::{MessageId, Topic};
 use crate::gossip::missing::{Heard, Stage, Wanted};
@@ -165,10 +166,28 @@ impl Engine {
         }
     }
 
+    /// A message that others may have. One taken on its origin's own word is checked now; if its signature does not
+    /// hold, the origin has fooled this node, and pays for it.
+    fn vouched(&mut self, now: Now, id: MessageId) -> Option<Kept> {
+        let kept = self.history.get(id)?.clone();
+        if kept.checked {
+            return Some(kept);
+        }
+        if self.origins.signed(&kept.envelope, id) {
+            self.history.set_checked(id);
+            return Some(kept);
+        }
+        self.history.remove(id);
+        if let Some(origin) = self.nodes.get(&kept.envelope.origin).copied() {
+            self.invalid(now, origin, Offence::Unsigned);
+        }
+        None
+    }
+
     /// Gives a peer the messages it asks for, as far as they are here and there is room.
-    pub(super) fn give(&mut self, to: PeerId, ids: &[MessageId], lane: Lane) {
+    pub(super) fn give(&mut self, now: Now, to: PeerId, ids: &[MessageId], lane: Lane) {
         for id in ids {
-            let (Some(kept), Some(peer)) = (self.history.get(*id).cloned(), self.peers.get(&to)) else {
+            let (Some(kept), Some(peer)) = (self.vouched(now, *id), self.peers.get(&to)) else {
                 continue;
             };
             let whole = kept.payload.len() + OVERHEAD <= peer.max_frame as usize;

@@ -33,12 +33,12 @@ impl Engine {
             }
             Gossip::Chunk { id, index, bytes } => self.chunk(now, from, id, index, bytes),
             Gossip::IHave { history, topic, entries } => self.ihave(now, from, history, &topic, &entries),
-            Gossip::IWant { ids } => self.give(from, &ids, Lane::Bulk),
+            Gossip::IWant { ids } => self.give(now, from, &ids, Lane::Bulk),
             Gossip::Graft { topic, ids } => {
                 if !self.make_eager(&topic, from) {
                     self.tell(from, &Gossip::Prune { topic });
                 }
-                self.give(from, &ids, Lane::Normal);
+                self.give(now, from, &ids, Lane::Normal);
             }
             Gossip::Prune { topic } => self.pruned(&topic, from),
             Gossip::Topics(topics) => {
@@ -84,16 +84,28 @@ impl Engine {
             return self.invalid(now, from, Offence::Invalid);
         }
         match self.seen.knows(id, &envelope) {
-            Known::New if self.config.signed && !envelope.is_signed(id) => {
-                self.invalid(now, from, Offence::Unsigned);
-            }
             Known::New => {
+                let checked = !self.is_origins_word(from, &envelope);
+                if checked && self.config.signed && !self.origins.signed(&envelope, id) {
+                    return self.invalid(now, from, Offence::Unsigned);
+                }
                 let hops = hops.saturating_add(1);
-                self.accept(now, from, Kept { id, envelope, payload, hops });
+                self.accept(now, from, Kept { id, envelope, payload, hops, checked });
             }
             Known::Forgotten => self.expired(now, from, asked),
             Known::Seen(first) => self.duplicate(now, from, &envelope, first),
         }
+    }
+
+    /// Whether a signed message comes from its origin itself, which the transport has proved, and is pushed to nobody
+    /// else: the signature, which costs more than everything else together, then matters only to who asks for it.
+    fn is_origins_word(&self, from: PeerId, envelope: &Envelope) -> bool {
+        let own = self.peers.get(&from).is_some_and(|peer| peer.proved && peer.node == envelope.origin);
+        let alone = match self.topics.get(&envelope.topic) {
+            Some(state) => state.eager.iter().all(|peer| *peer == from),
+            None => self.peers.len() == 1,
+        };
+        own && alone && envelope.signature.is_some()
     }
 
     /// Whether a message is from neither the future nor the past; counted if it is.

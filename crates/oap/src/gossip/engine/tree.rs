@@ -157,7 +157,7 @@ impl Engine {
         let mut reach = Published { id: kept.id, queued: 0, lazy: 0, refused: 0 };
         let topic = &kept.envelope.topic;
         let eager = self.topics.get(topic).map(|state| state.eager.clone()).unwrap_or_default();
-        let push = !history && kept.hops < self.config.hop_limit;
+        let push = !history && kept.checked && kept.hops < self.config.hop_limit;
         let frame = if push { self.encode(kept) } else { None };
         let lane = if kept.payload.len() <= NORMAL_MAX { Lane::Normal } else { Lane::Bulk };
         let flow = flow(topic.as_str().as_bytes());

@@ -185,6 +185,7 @@ impl ClientConn {
                 first,
                 upload,
                 keep_alive: head.keep_alive,
+                hangs_up: head.waits_for_us,
                 remote: remote.clone(),
             };
             Payload::Stream(ResponseBody::new(Source::Http1(Box::new(download)), limits.silence))
@@ -296,6 +297,8 @@ pub(super) struct Download {
     first: Option<Decoded>,
     upload: Upload,
     keep_alive: bool,
+    /// The server is told that nothing more will be asked, so that it ends the body.
+    hangs_up: bool,
     remote: Arc<Remote>,
 }
 
@@ -322,6 +325,9 @@ impl Download {
             // The server answered and takes no more: its answer still counts, its connection does not.
             tracing::debug!(%error, "upload given up");
             (self.upload.done, self.keep_alive) = (true, false);
+        }
+        if self.hangs_up && self.upload.done && Pin::new(&mut conn.io).poll_shutdown(cx).is_ready() {
+            self.hangs_up = false;
         }
         loop {
             let decoded = match self.first.take() {

@@ -466,6 +466,8 @@ impl<'a, H: Handler> Conn<'a, H> {
             self.flush(Bytes::new()).await?;
         } else if let Some(bytes) = body.take_full() {
             self.flush(bytes).await?;
+        } else if matches!(plan.framing, Framing::Length(length) if self.is_sendable(&mut body, length)) {
+            self.send_file(&mut body).await?;
         } else {
             self.stream(&mut body, plan.framing).await?;
         }
@@ -572,14 +574,72 @@ impl<'a, H: Handler> Conn<'a, H> {
         self.flush_with(data, b"").await
     }
 
-    /// Writes the head buffer, `data` and `tail`; each `write_timeout` must see some progress, and whoever takes a
-    /// little now and then is held to the answer's own deadline.
+    /// Whether a body is a file of which just this length goes out, to a socket that takes it from there.
+    fn is_sendable(&self, body: &mut Body, length: u64) -> bool {
+        body.as_file().is_some_and(|file| file.left() == length) && self.wire.lock().io.takes_files()
+    }
+
+    /// Sends a file, by way of this process only where it has to be read from its disk first.
+    async fn send_file(&mut self, body: &mut Body) -> Result<(), Cut> {
+        while let Some(file) = body.as_file().filter(|file| file.left() > 0) {
+            let Some(window) = file.at_hand() else {
+                if let Some(Ok(bytes)) = self.next_frame(body).await?.map(Frame::into_data) {
+                    self.flush(bytes).await?;
+                }
+                continue;
+            };
+            let until = file.left() - window;
+            self.write_out(|io, head, cx| {
+                if !head.is_empty() {
+                    let written = ready!(io.poll_write_before_file(cx, head)).map_err(|_gone| Cut::Client)?;
+                    head.advance(written);
+                    return Poll::Ready(Ok(false));
+                }
+                let length = usize::try_from(file.left() - until).unwrap_or(usize::MAX);
+                let sent = io.poll_send_file(cx, file.file(), file.offset(), length);
+                match ready!(sent).map_err(|_gone| Cut::Client)? {
+                    0 => Poll::Ready(Err(Cut::Body(BodyError::Upstream("the file has ended".to_owned())))),
+                    sent => {
+                        file.advance(sent as u64);
+                        Poll::Ready(Ok(file.left() == until))
+                    }
+                }
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Writes the head buffer, `data` and `tail`.
     async fn flush_with(&mut self, mut data: Bytes, mut tail: &'static [u8]) -> Result<(), Cut> {
         if data.len() + tail.len() <= COALESCE {
             self.out.extend_from_slice(&data);
             self.out.extend_from_slice(tail);
             (data, tail) = (Bytes::new(), b"");
         }
+        self.write_out(|io, out, cx| {
+            if out.is_empty() && data.is_empty() && tail.is_empty() {
+                let flushed = ready!(Pin::new(io).poll_flush(cx));
+                return Poll::Ready(flushed.map(|()| true).map_err(|_gone| Cut::Client));
+            }
+            let slices = [IoSlice::new(out), IoSlice::new(&data), IoSlice::new(tail)];
+            match ready!(Pin::new(io).poll_write_vectored(cx, &slices)) {
+                Ok(written) if written > 0 => {
+                    advance(written, out, &mut data, &mut tail);
+                    Poll::Ready(Ok(false))
+                }
+                _ => Poll::Ready(Err(Cut::Client)),
+            }
+        })
+        .await
+    }
+
+    /// Writes step by step until all is written (`true`); each `write_timeout` must see some progress, and whoever
+    /// takes a little now and then is held to the answer's own deadline.
+    async fn write_out(
+        &mut self,
+        mut step: impl FnMut(&mut Io, &mut BytesMut, &mut Context<'_>) -> Poll<Result<bool, Cut>>,
+    ) -> Result<(), Cut> {
         let timeout = self.patience.unwrap_or(self.server.limits().write_timeout);
         let mut timer: Option<Pin<Box<Sleep>>> = None;
         let state = self.entry.state.clone();
@@ -588,21 +648,10 @@ impl<'a, H: Handler> Conn<'a, H> {
         std::future::poll_fn(|cx| {
             let mut inner = wire.lock();
             loop {
-                let progress = if out.is_empty() && data.is_empty() && tail.is_empty() {
-                    match Pin::new(&mut inner.io).poll_flush(cx) {
-                        Poll::Ready(flushed) => return Poll::Ready(flushed.map_err(|_gone| Cut::Client)),
-                        Poll::Pending => Poll::Pending,
-                    }
-                } else {
-                    let slices = [IoSlice::new(out), IoSlice::new(&data), IoSlice::new(tail)];
-                    Pin::new(&mut inner.io).poll_write_vectored(cx, &slices)
-                };
-                match progress {
-                    Poll::Ready(Ok(written)) if written > 0 => {
-                        timer = None;
-                        advance(written, out, &mut data, &mut tail);
-                    }
-                    Poll::Ready(_) => return Poll::Ready(Err(Cut::Client)),
+                match step(&mut inner.io, out, cx) {
+                    Poll::Ready(Ok(true)) => return Poll::Ready(Ok(())),
+                    Poll::Ready(Ok(false)) => timer = None,
+                    Poll::Ready(Err(cut)) => return Poll::Ready(Err(cut)),
                     Poll::Pending => {
                         state.watch(cx.waker());
                         if state.order() == Order::Abort {

@@ -80,6 +80,8 @@ pub struct ResponseHead {
     pub fields: Lines,
     pub framing: Framing,
     pub keep_alive: bool,
+    /// Only the connection's end can end the body, and yet the server means to keep it: it will not be the first to go.
+    pub waits_for_us: bool,
 }
 
 /// Finds heads in a growing buffer without looking at a byte twice.
@@ -232,8 +234,10 @@ fn parse_response(head: &Bytes, limits: HeadLimits, method: &Method) -> Result<R
     let version = if parsed.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
     let fields = Lines::new(head, parsed.headers);
     let framing = response_framing(&fields, status, method)?;
-    let keep_alive = keeps_alive(&fields, version) && framing != Framing::UntilClose;
-    Ok(ResponseHead { status, version, fields, framing, keep_alive })
+    let persists = keeps_alive(&fields, version);
+    let keep_alive = persists && framing != Framing::UntilClose;
+    let waits_for_us = persists && framing == Framing::UntilClose && is_nameless_coding(&fields);
+    Ok(ResponseHead { status, version, fields, framing, keep_alive, waits_for_us })
 }
 
 /// As many of the inline slots as the limits allow.
@@ -337,16 +341,32 @@ fn request_framing(method: &Method, headers: &HeaderMap, version: Version) -> Re
 fn response_framing(headers: &Lines, status: StatusCode, method: &Method) -> Result<Framing, HeadError> {
     let bodiless =
         status.is_informational() || matches!(status.as_u16(), 204 | 304) || method == Method::HEAD;
-    let (chunked, length) = (is_chunked(headers)?, content_length(headers)?);
+    let coded = headers.values(&TRANSFER_ENCODING).next().is_some();
+    let nameless = is_nameless_coding(headers);
+    let (chunked, length) = (!nameless && is_chunked(headers)?, content_length(headers)?);
     if bodiless {
         return Ok(Framing::Length(0));
     }
     match (chunked, length) {
-        (true, Some(_)) => Err(HeadError::Malformed("both Content-Length and Transfer-Encoding are present")),
-        (true, None) => Ok(Framing::Chunked),
+        (_, Some(_)) if coded => {
+            Err(HeadError::Malformed("both Content-Length and Transfer-Encoding are present"))
+        }
+        (true, _) => Ok(Framing::Chunked),
         (false, Some(length)) => Ok(Framing::Length(length)),
         (false, None) => Ok(Framing::UntilClose),
     }
+}
+
+/// Whether a response's one transfer coding is none that exists. Nobody asked for it, so nothing can have been done to
+/// the bytes; as with every coding but `chunked`, they end with the connection (RFC 9112 section 6.3).
+fn is_nameless_coding(headers: &Lines) -> bool {
+    const REAL: [&str; 7] = ["chunked", "compress", "deflate", "gzip", "identity", "x-compress", "x-gzip"];
+    let mut values = headers.values(&TRANSFER_ENCODING);
+    let (Some(value), None) = (values.next(), values.next()) else { return false };
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'-';
+    !value.is_empty()
+        && value.iter().all(plain)
+        && !REAL.iter().any(|real| value.eq_ignore_ascii_case(real.as_bytes()))
 }
 
 /// Whether `Connection` lists the word.

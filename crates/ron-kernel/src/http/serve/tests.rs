@@ -1,12 +1,14 @@
 //! The server over real sockets: every bound is tripped and its metric read.
 
 use super::*;
-use crate::http::{bind_tcp, bind_unix};
+use crate::http::{FileBody, bind_tcp, bind_unix};
 use crate::kernel::Kernel;
 use crate::tls::{PostQuantum, TlsSettings, write_dev_ca};
 use bytes::Bytes;
 use http::StatusCode;
 use http_body::Frame;
+use std::io::Write as _;
+use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::AsyncWriteExt;
@@ -40,9 +42,28 @@ impl Handler for Paths {
                 response
             }
             "/stream" => Response::new(Body::stream(Few(3))),
+            "/file" => Response::new(Body::file(stretch(3..700_003))),
+            "/short" => Response::new(Body::file(stretch(600_000..900_000))),
+            "/large" => Response::new(Body::file(stretch(0..64 << 20))),
             _ => Response::new(Body::full("hello")),
         }
     }
+}
+
+/// What a file of 700,010 bytes has at a place.
+fn content(at: usize) -> u8 {
+    b'a' + u8::try_from(at % 23).unwrap()
+}
+
+/// A part of such a file, or of one that is only holes if it is asked for more.
+fn stretch(range: Range<u64>) -> FileBody {
+    let file = tempfile::tempfile().unwrap();
+    if range.end <= 1 << 20 {
+        (&file).write_all(&(0..700_010).map(content).collect::<Vec<u8>>()).unwrap();
+    } else {
+        file.set_len(range.end).unwrap();
+    }
+    FileBody::new(Arc::new(file), range, ())
 }
 
 struct Endless;
@@ -181,6 +202,44 @@ async fn a_connection_serves_many_requests_pipelined_or_not() {
         .await;
     assert_eq!(both.matches("HTTP/1.1 200 OK").count(), 2, "{both}");
     assert!(both.contains("connection: close"), "{both}");
+}
+
+#[tokio::test]
+async fn a_file_goes_out_as_it_is_over_every_kind_of_connection() {
+    let fixture = Fixture::start(limits());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s.sock");
+    fixture.server.listen(bind_unix(&path, false).unwrap(), None);
+    let expected: String = (3..700_003).map(|at| char::from(content(at))).collect();
+    let mut stream = fixture.connect().await;
+    for _ in 0..2 {
+        stream.write_all(b"GET /file HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        let answer = read_one(&mut stream).await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("content-length: 700000\r\n"));
+        assert_eq!(answer.split_once("\r\n\r\n").unwrap().1, expected);
+    }
+    let mut local = UnixStream::connect(&path).await.unwrap();
+    local.write_all(b"GET /file HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+    let answer = read_all(&mut local).await;
+    assert_eq!(answer.split_once("\r\n\r\n").unwrap().1, expected, "read here, and sent on");
+    let head = fixture.exchange(b"HEAD /file HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+    assert!(head.ends_with("\r\n\r\n") && head.contains("content-length: 700000"), "{head}");
+}
+
+#[tokio::test]
+async fn a_file_that_is_shorter_than_it_was_breaks_the_answer_off() {
+    let fixture = Fixture::start(limits());
+    let cut = fixture.exchange(b"GET /short HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let (head, body) = cut.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains("content-length: 300000") && body.len() <= 100_010, "{head} {}", body.len());
+}
+
+#[tokio::test]
+async fn who_takes_nothing_of_a_file_is_given_up() {
+    let fixture = Fixture::start(ServerLimits { write_timeout: Duration::from_millis(100), ..limits() });
+    let mut stream = fixture.connect().await;
+    stream.write_all(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    fixture.eventually("io_timeouts_total{service=\"t\",op=\"write\"}", 1).await;
 }
 
 #[tokio::test]

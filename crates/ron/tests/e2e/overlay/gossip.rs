@@ -1,6 +1,6 @@
 //! Messages among real processes.
 
-use super::{Follower, connects, node, open, peer, peers, publish, text};
+use super::{Follower, connected, connects, node, open, peer, peers, publish, text};
 use ron_testkit::{Node, command, get, ron};
 use std::io::Write as _;
 use std::process::Stdio;
@@ -122,6 +122,52 @@ fn a_listener_that_was_killed_is_dialled_again() {
     let second = Node::start(&["overlay"], &text(&address, "admit = \"any\"", &named));
     connects(&b, 1);
     drop(second);
+}
+
+#[test]
+fn a_rolling_restart_loses_nothing() {
+    let keys = tempfile::tempdir().unwrap();
+    let rates = "[overlay.peer]\nmax_rps = 0\n";
+    let a = node("admit = \"any\"", rates);
+    let start = |name: &str, listen: &str, of: &[&Node]| {
+        let rest = format!("{rates}[node]\nkey_file = \"{}/{name}\"\n", keys.path().display());
+        Node::start(&["overlay"], &text(listen, &format!("admit = \"any\"\n{}", peers(of)), &rest))
+    };
+    let b = start("b", "127.0.0.1:0", &[&a]);
+    let c = start("c", "127.0.0.1:0", &[&a, &b]);
+    let stays = start("d", "127.0.0.1:0", &[&a, &b, &c]);
+    connects(&stays, 3);
+    connects(&a, 3);
+    let follower = Follower::start(&stays, "t");
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let (sent, again) = std::thread::scope(|scope| {
+        let publisher = scope.spawn(|| {
+            let mut sent = Vec::new();
+            while !over.load(std::sync::atomic::Ordering::Relaxed) && sent.len() < 900 {
+                let payload = format!("{:04}", sent.len());
+                publish(&a, "t", &payload);
+                sent.push(payload);
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            sent
+        });
+        let mut again = Vec::new();
+        for (name, mut node, others) in [("b", b, vec![&a]), ("c", c, vec![&a])] {
+            let address = node.address("overlay", "oap");
+            assert_eq!(node.stop(), 0);
+            let new = start(name, &address, &others);
+            stays.eventually("it is back", |stays| connected(stays).len() == 3);
+            again.push(new);
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        (publisher.join().unwrap(), again)
+    });
+    assert!(follower.payloads(sent.len()) == sent, "{} messages", sent.len());
+    for node in &again {
+        node.eventually("it has caught up", |node| {
+            node.metric("gossip_messages_total{result=\"delivered\"}") == sent.len() as f64
+        });
+    }
 }
 
 #[test]

@@ -16,6 +16,8 @@ pub(super) struct Raw {
     decoder: Decoder,
     key: SigningKey,
     seq: u64,
+    /// Whether checksums were agreed on.
+    checked: bool,
 }
 
 pub(super) fn id_of(key: u8) -> NodeId {
@@ -29,21 +31,36 @@ impl Raw {
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
         let key = SigningKey::from_bytes(&[key; 32]);
-        Raw { stream, decoder: Decoder::new(FRAME_MAX), key, seq: unix_ms() * 1000 }
+        Raw { stream, decoder: Decoder::new(FRAME_MAX), key, seq: unix_ms() * 1000, checked: false }
     }
 
     /// A session of a node that says it has this key.
     pub(super) fn hello(node: &Node, key: u8) -> Raw {
-        let mut raw = Raw::connect(node, key);
-        let hello = Hello { node: Some(id_of(key)), ..Hello::default() };
+        Raw::hello_with(node, [key; 32], &[])
+    }
+
+    /// A session of a node with the key of this seed that offers these features.
+    pub(super) fn hello_with(node: &Node, seed: [u8; 32], features: &[&str]) -> Raw {
+        let mut raw = Raw::connect(node, 0);
+        raw.key = SigningKey::from_bytes(&seed);
+        let own = NodeId(raw.key.verifying_key().to_bytes());
+        let features: Vec<String> = features.iter().map(|name| (*name).to_owned()).collect();
+        let hello = Hello { node: Some(own), features, ..Hello::default() };
         raw.send(&Frame::request(APP_CONTROL, 1, hello.payload(None)));
         let answer = raw.answer().expect("HELLO is answered");
         assert_eq!((answer.code, answer.corr), (200, 1), "{answer:?}");
+        let said: serde_json::Value = serde_json::from_slice(&answer.payload).unwrap();
+        raw.checked = said["choice"]["features"].as_array().unwrap().iter().any(|name| name == "crc32c");
+        raw.decoder.agree(FRAME_MAX, raw.checked);
         raw
     }
 
     pub(super) fn send(&mut self, frame: &Frame) {
-        let bytes = frame.encode(FRAME_MAX).unwrap().to_vec();
+        let encoded = frame.encode(FRAME_MAX).unwrap();
+        let mut bytes = encoded.to_vec();
+        if self.checked {
+            bytes.extend(encoded.checksum());
+        }
         self.stream.write_all(&bytes).unwrap();
     }
 

@@ -71,6 +71,14 @@ fn bare_keys_and_post_quantum_are_negotiated_or_refused_aloud() {
         old.admin_get("/overlay/peers").json()["peers"][0]["error"].is_string()
     });
     assert!(connected(&old).is_empty());
+    // The strict one may also be who dials.
+    let old = node("admit = \"any\"", "[overlay.tls]\npq = \"off\"\n");
+    let strict = node(&peers(&[&old]), "[overlay.tls]\npq = \"required\"\n");
+    strict.eventually("it says what the other lacks", |strict| {
+        let error = strict.admin_get("/overlay/peers").json()["peers"][0]["error"].clone();
+        error.as_str().is_some_and(|error| error.contains("post-quantum"))
+    });
+    assert!(strict.metric("handshake_failures_total{reason=\"pq\"}") >= 1.0);
 }
 
 #[test]
@@ -103,7 +111,9 @@ fn what_cannot_be_is_named_before_anything_starts() {
     let key = "ed25519:6kpsY-KcUgq-9VB7Ey7F-ZVHdq6-vnuSQh7qaRRG0iw";
     check("0.0.0.0:9500", "", off, &["overlay.listen", "danger_ok"]);
     check("127.0.0.1:0", &format!("peers = [\"{key}@10.0.0.2:9500\"]"), off, &["overlay.peers[0]"]);
-    check("quic:127.0.0.1:9500", "peers = [\"nobody\"]", "", &["QUIC is not part", "ed25519:…@host:port"]);
+    check("127.0.0.1:9500", "peers = [\"nobody\"]", "", &["ed25519:…@host:port"]);
+    #[cfg(not(feature = "quic"))]
+    check("quic:127.0.0.1:9500", "", "", &["QUIC is not part"]);
     check(
         "127.0.0.1:0",
         "max_conns = 0\nqueue_bytes = \"1B\"",
@@ -150,6 +160,21 @@ fn every_reason_to_refuse_a_frame_is_answered_and_counted() {
     early.send(&Frame::event(APP_GOSSIP, 3, "x"));
     assert_eq!(early.answer().unwrap().code, 400);
     assert_eq!(early.goaway().as_deref(), Some("protocol"));
+    node.eventually("counted before HELLO", |node| reject(node, "sequence") == 1.0);
+    // Whoever is not known yet is not told what is spoken here either.
+    let mut early = Raw::connect(&node, 1);
+    early.send(&Frame::request(0x0300, 4, "x"));
+    assert_eq!(early.answer().unwrap().code, 400);
+    node.eventually("counted before HELLO", |node| reject(node, "sequence") == 2.0);
+    let mut early = Raw::connect(&node, 1);
+    let capped =
+        Frame { flags: Flags::REQ | Flags::START, cap: "cap".into(), ..Frame::request(APP_CONTROL, 1, "") };
+    let mut bytes = capped.encode(1 << 20).unwrap().to_vec();
+    bytes[7] = 1;
+    early.send_bytes(&bytes);
+    assert_eq!(early.answer().unwrap().code, 400);
+    assert_eq!(early.goaway().as_deref(), Some("protocol"));
+    node.eventually("counted before HELLO", |node| reject(node, "cap_on_non_start") == 1.0);
     let mut raw = Raw::hello(&node, 1);
     let mut goes_on = |frame: Frame, code: u16, reason: &str| {
         let before = reject(&node, reason);
@@ -170,7 +195,7 @@ fn every_reason_to_refuse_a_frame_is_answered_and_counted() {
     bytes[7] = 1;
     raw.send_bytes(&bytes);
     assert_eq!(raw.answer().unwrap().code, 400);
-    node.eventually("counted", |node| reject(node, "cap_on_non_start") == 1.0);
+    node.eventually("counted", |node| reject(node, "cap_on_non_start") == 2.0);
     // The session has gone on.
     raw.send(&Frame::request(APP_CONTROL, 9, Control::Ping(5).payload()));
     let pong = loop {
@@ -256,4 +281,47 @@ fn unix_sockets_carry_sessions_too() {
     connects(&b, 1);
     assert_eq!(connected(&b)[0]["tls"], false);
     assert!(peer(&a).contains("unix:"));
+}
+
+#[cfg(feature = "quic")]
+#[test]
+fn nodes_meet_over_quic_and_one_that_listens_by_tcp_dials_them_too() {
+    let hub = Node::start(&["overlay"], &text("quic:127.0.0.1:0", "admit = \"any\"", ""));
+    assert!(
+        hub.address("overlay", "oap").starts_with("quic:127.0.0.1:"),
+        "{}",
+        hub.address("overlay", "oap")
+    );
+    let mut near = Node::start(&["overlay"], &text("quic:127.0.0.1:0", &peers(&[&hub]), ""));
+    let far = node(&peers(&[&hub]), "[overlay.tls]\npq = \"required\"\n");
+    connects(&hub, 2);
+    let shown = &connected(&near)[0];
+    assert_eq!(shown["node"], hub.address("overlay", "node").as_str());
+    assert_eq!(
+        (&shown["tls"], &shown["post_quantum"]),
+        (&true.into(), &serde_json::Value::Null),
+        "not known"
+    );
+    assert_eq!(connected(&far)[0]["post_quantum"], true);
+    let follower = super::Follower::start(&near, "news");
+    super::publish(&far, "news", "over the hub");
+    assert_eq!(follower.next()["payload"], "over the hub");
+    // A message of many frames, larger than the window.
+    let large = "x".repeat(5 << 20);
+    super::publish(&far, "news", &large);
+    assert_eq!(follower.next()["payload"], large.as_str());
+    // One who stops says so.
+    assert_eq!(near.stop(), 0);
+    hub.eventually("it is seen to be gone", |hub| connected(hub).len() == 1);
+    // Another key than the one dialled is not taken for it, and plain QUIC there is none.
+    let wrong = peer(&hub).replace(&hub.address("overlay", "node"), &far.address("overlay", "node"));
+    let other = node(&format!("peers = [\"{wrong}\"]"), "");
+    other.eventually("it is told whom it has met", |other| {
+        other.metric("handshake_failures_total{reason=\"other_key\"}") >= 1.0
+    });
+    let plain = text("quic:127.0.0.1:0", "", "[overlay.tls]\nmode = \"off\"\n");
+    std::fs::write(other.dir.path().join("plain.toml"), plain).unwrap();
+    let refused = ron(&["config", "check", "plain.toml"], other.dir.path());
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("overlay.listen") && said.contains("always encrypted"), "{said}");
 }

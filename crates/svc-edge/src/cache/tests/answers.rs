@@ -35,6 +35,19 @@ fn a_stored_response_leaves_with_its_age_and_length() {
     assert_eq!((status, content, headers.contains_key("content-length")), (204, Some(0..0), false));
 }
 
+// RFC 9110 section 13.2.1.
+#[test]
+fn conditions_are_heeded_where_there_is_a_representation() {
+    let with = |status| {
+        let response = "Cache-Control: max-age=60\nETag: \"1\"";
+        judged("", status, response, &Policy::default()).unwrap().complete(10).unwrap()
+    };
+    for (status, expected) in [(200, 304), (203, 304), (404, 404), (302, 302), (500, 500)] {
+        assert_eq!(get("If-None-Match: \"1\"", &with(status)).0, expected, "{status}");
+    }
+    assert_eq!(get("Range: bytes=0-1", &with(203)).0, 203);
+}
+
 // RFC 9111 section 4.3.2; RFC 9110 section 15.4.5.
 #[test]
 fn a_client_that_has_it_gets_a_304_with_what_it_needs() {

@@ -86,6 +86,32 @@ fn only_a_get_is_stored() {
 }
 
 // RFC 9111 sections 3.1, 5.2.2.4 and 5.2.2.7; RFC 9110 section 7.6.1.
+// RFC 9110 section 9.3.3.
+#[test]
+fn a_post_is_stored_where_it_says_that_it_is_what_a_get_would_get() {
+    let target = "https://a.org/folder/doc?q=1".parse().unwrap();
+    let check = |request: &str, status: u16, response: &str, expected: Option<NotStored>| {
+        let answer = (StatusCode::from_u16(status).unwrap(), &fields(response));
+        let judged = judge_post((&target, &fields(request)), answer, AT_ONCE, &Policy::default());
+        assert_eq!(judged.err(), expected, "{request:?} {status} {response:?}");
+    };
+    let fresh = "Cache-Control: max-age=60\nContent-Location:";
+    for own in ["/folder/doc?q=1", "doc?q=1", "https://A.org:443/folder/doc?q=1", "", "#part"] {
+        check("", 200, &format!("{fresh} {own}"), None);
+    }
+    for other in ["/folder/doc", "/other", "http://a.org/folder/doc?q=1", "https://b.org/folder/doc?q=1"] {
+        check("", 200, &format!("{fresh} {other}"), Some(NotStored::Method));
+    }
+    let own = "Content-Location: doc?q=1";
+    check("", 200, "Cache-Control: max-age=60", Some(NotStored::Method));
+    check("", 200, &format!("{fresh} doc?q=1\n{own}"), Some(NotStored::Method));
+    check("", 201, &format!("{fresh} doc?q=1"), Some(NotStored::Method));
+    check("", 200, &format!("{own}\nExpires: Mon, 07 Nov 1994 08:50:00 GMT"), None);
+    check("", 200, &format!("{own}\nETag: \"1\""), Some(NotStored::Freshness));
+    check("", 200, &format!("{own}\nCache-Control: no-store, max-age=60"), Some(NotStored::NoStore));
+    check("Authorization: x", 200, &format!("{fresh} doc?q=1"), Some(NotStored::Authorization));
+}
+
 #[test]
 fn fields_of_the_hop_and_of_one_client_are_not_kept() {
     let head = stored(

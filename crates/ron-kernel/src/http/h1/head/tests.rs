@@ -130,10 +130,31 @@ fn responses_are_framed_by_status_and_method() {
         Ok(Framing::Chunked)
     );
     assert_eq!(framing("HTTP/1.1 200 \r\n\r\n", Method::GET), Ok(Framing::UntilClose));
-    assert!(
-        framing("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", Method::GET)
-            .is_err()
-    );
+    for coding in ["chunked", "unheard-of"] {
+        let both = format!("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: {coding}\r\n\r\n");
+        assert!(framing(&both, Method::GET).is_err(), "{coding}");
+    }
+}
+
+// RFC 9112 section 6.3.
+#[test]
+fn a_response_in_a_coding_that_does_not_exist_ends_with_its_connection() {
+    let read = |fields: &str| {
+        let text = format!("HTTP/1.1 200 OK\r\n{fields}\r\n");
+        let head = HeadReader::default().response(&mut BytesMut::from(&*text), LIMITS, &Method::GET);
+        head.map(|head| head.map(|head| (head.framing, head.keep_alive, head.waits_for_us)).unwrap())
+    };
+    assert_eq!(read("Transfer-Encoding: unheard-of\r\n"), Ok((Framing::UntilClose, false, true)));
+    let closing = "Transfer-Encoding: unheard-of\r\nConnection: close\r\n";
+    assert_eq!(read(closing), Ok((Framing::UntilClose, false, false)));
+    assert_eq!(read("").map(|it| it.2), Ok(false), "a server that says nothing of it closes by itself");
+    // What somebody may have meant, and what can be read in two ways, is refused as ever.
+    for bad in
+        ["gzip", "GZip", "deflate, chunked", "x, chunked", "chunked, x", "identity", "a b", "x;q=1", ""]
+    {
+        assert!(read(&format!("Transfer-Encoding: {bad}\r\n")).is_err(), "{bad:?}");
+    }
+    assert!(read("Transfer-Encoding: x\r\nTransfer-Encoding: chunked\r\n").is_err());
 }
 
 proptest! {

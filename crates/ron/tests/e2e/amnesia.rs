@@ -1,0 +1,175 @@
+//! `node.amnesia`: a whole node that is used, and what it did to the filesystem.
+
+use crate::whole::{Keys, Whole};
+use ron_testkit::{Origin, Script, command, get, request, ron};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Calls that change a folder or a file by its name, or a file's length.
+const CHANGES: &str = "creat,mkdir,mkdirat,mknod,mknodat,rename,renameat,renameat2,unlink,unlinkat,rmdir,link,linkat,\
+    symlink,symlinkat,truncate,ftruncate,fallocate,chmod,fchmod,fchmodat,chown,fchown,fchownat,lchown,utimensat,setxattr,fsetxattr,bind";
+
+/// What a line of the trace did that amnesia does not allow.
+fn change(line: &str) -> Option<&str> {
+    // A call that was interrupted by another thread's is written in two parts; the first has the arguments.
+    let call = line.split_once(' ')?.1.trim_start();
+    let (name, arguments) = call.split_once('(')?;
+    let failed = call.contains(") = -1 ");
+    match name {
+        "open" | "openat" | "openat2" => {
+            let writes = ["O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND"]
+                .iter()
+                .any(|it| arguments.contains(it));
+            let device = arguments.contains("\"/dev/") || arguments.contains("\"/proc/");
+            (writes && !device).then_some(call)
+        }
+        // A socket with a path is a file.
+        "bind" => arguments.contains("AF_UNIX").then_some(call),
+        _ => (CHANGES.split(',').any(|change| change.trim() == name) && !failed).then_some(call),
+    }
+}
+
+#[test]
+fn lines_of_a_trace_are_judged_by_what_they_do() {
+    for line in [
+        "12 openat(AT_FDCWD, \"/x/a\", O_WRONLY|O_CREAT|O_CLOEXEC, 0666) = 9",
+        "12 openat(AT_FDCWD, \"/x/a\", O_RDWR|O_CLOEXEC <unfinished ...>",
+        "12 mkdir(\"/x\", 0777) = 0",
+        "12 bind(9, {sa_family=AF_UNIX, sun_path=\"/x/s\"}, 110) = 0",
+        "12 rename(\"/x/a\", \"/x/b\" <unfinished ...>",
+    ] {
+        assert!(change(line).is_some(), "{line}");
+    }
+    for line in [
+        "12 openat(AT_FDCWD, \"/etc/ssl\", O_RDONLY|O_CLOEXEC) = 9",
+        "12 openat(AT_FDCWD, \"/dev/null\", O_RDWR|O_CLOEXEC) = 9",
+        "12 bind(9, {sa_family=AF_INET, sin_port=htons(0)}, 16) = 0",
+        "12 unlink(\"/x/none\") = -1 ENOENT (No such file or directory)",
+        "12 +++ exited with 0 +++",
+    ] {
+        assert!(change(line).is_none(), "{line}");
+    }
+}
+
+/// Every file and folder below one, with its length and time.
+fn listing(dir: &Path, into: &mut BTreeMap<PathBuf, (u64, SystemTime)>) {
+    for entry in std::fs::read_dir(dir).unwrap().map(Result::unwrap) {
+        let meta = entry.metadata().unwrap();
+        into.insert(entry.path(), (meta.len(), meta.modified().unwrap()));
+        if meta.is_dir() {
+            listing(&entry.path(), into);
+        }
+    }
+}
+
+fn bearer(addresses: &Value) -> String {
+    format!("Bearer {}", addresses["admin_token"].as_str().unwrap())
+}
+
+#[test]
+fn a_whole_node_under_amnesia_is_used_and_strace_sees_no_file_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["conf", "cwd", "home", "tmp"] {
+        std::fs::create_dir(at(name)).unwrap();
+    }
+    let upstream = Origin::start(|_| Script::Body(b"hi".to_vec()));
+    let keys = Keys { rest: "[node]\namnesia = true", ..Keys::default() };
+    let whole = Whole::make(&at("conf"), upstream, &keys);
+    let mut before = BTreeMap::new();
+    listing(dir.path(), &mut before);
+    let trace = tempfile::NamedTempFile::new().unwrap();
+    let up = command(&["up", "--config", "../conf/ron.toml"], &at("cwd"));
+    let mut traced = Command::new("strace");
+    traced.args([
+        "-f",
+        "-qq",
+        "-s",
+        "256",
+        "-e",
+        &format!("trace=open,openat,openat2,{}", CHANGES.replace(' ', "")),
+        "-o",
+    ]);
+    traced.arg(trace.path()).arg(up.get_program()).args(up.get_args()).current_dir(at("cwd"));
+    traced.env("HOME", at("home")).env("TMPDIR", at("tmp")).env("XDG_RUNTIME_DIR", at("tmp"));
+    let mut child = traced
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("strace is installed by `cargo xtask test`");
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    let addresses: Value = serde_json::from_str(&line).expect("one line says where it is");
+    use_all(&whole, &addresses);
+    reload_and_stop(&addresses);
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "", "one line is all that is said");
+    assert!(child.wait().unwrap().success());
+    let mut after = BTreeMap::new();
+    listing(dir.path(), &mut after);
+    assert_eq!(before, after);
+    let trace = std::fs::read_to_string(trace.path()).unwrap();
+    assert!(trace.contains("conf/ron.toml"), "the trace is of the node");
+    let changes: Vec<&str> = trace.lines().filter_map(change).collect();
+    assert!(changes.is_empty(), "{changes:#?}");
+}
+
+/// Something of everything that would be kept.
+fn use_all(whole: &Whole, addresses: &Value) {
+    let address = |service: &str| addresses[service]["http"].as_str().unwrap();
+    let admin = addresses["admin"].as_str().unwrap();
+    assert_eq!(get(address("gateway"), "/x").text(), "hi");
+    let edge = address("edge");
+    assert_eq!(whole.send(edge, "PUT", "/edge/assets/a.txt", b"an asset").status, 201);
+    assert_eq!(get(edge, "/edge/assets/a.txt").text(), "an asset");
+    assert_eq!(get(edge, "/edge/assets/far/b").text(), "from afar");
+    assert_eq!(get(edge, "/edge/assets/far/b").header("cache-status"), Some("ron-edge; hit"));
+    eventually("the pack is checked", || get(edge, "/edge/packs").json()["packs"][0]["verified"] == true);
+    assert_eq!(get(edge, "/edge/packs/sample/0/0/0").status, 200);
+    let registry = address("registry");
+    let committed = whole.commit(registry, "one", &json!({"n": 1}));
+    assert_eq!(committed.status, 201, "{}", committed.text());
+    eventually("a checkpoint is signed", || {
+        get(registry, "/registry/head").json()["checkpoint"]["size"] == json!(2)
+    });
+    let token = bearer(addresses);
+    let published =
+        request(admin, "POST", "/overlay/topics/news", &[("Authorization", &token)], b"hello").unwrap();
+    assert_eq!(published.status, 202, "{}", published.text());
+}
+
+fn reload_and_stop(addresses: &Value) {
+    let (admin, token) = (addresses["admin"].as_str().unwrap(), bearer(addresses));
+    let post = |path: &str| request(admin, "POST", path, &[("Authorization", &token)], b"").unwrap().status;
+    assert_eq!(post("/admin/reload"), 200);
+    assert_eq!(post("/admin/shutdown"), 202);
+}
+
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what} never held");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn paths_that_would_be_written_are_refused_under_amnesia() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "[node]\namnesia = true\n[edge.cas]\ndir = \"kept\"\n[registry]\ndir = \"kept\"\n\
+                [gateway.access_log]\nenabled = true\nfile = \"a.log\"\n";
+    std::fs::write(dir.path().join("ron.toml"), text).unwrap();
+    let checked = ron(&["config", "check", "ron.toml"], dir.path());
+    let said = String::from_utf8_lossy(&checked.stderr).into_owned();
+    assert_eq!(checked.status.code(), Some(64));
+    for key in ["edge.cas.dir", "registry.dir", "gateway.access_log.file"] {
+        assert!(said.contains(&format!("{key}: is set, but node.amnesia is on")), "{said}");
+    }
+}
