@@ -506,6 +506,79 @@ fn a_registry_that_shows_two_histories_is_caught_and_everybody_told() {
 }
 
 #[test]
+fn a_registry_that_cannot_show_how_its_checkpoints_go_together_is_caught_until_it_can() {
+    let origin = Origin::start(|_| Script::Echo);
+    let mut registry = Registry::start();
+    let relay = Relay::start(&registry, true);
+    let node = follower(&["gateway"], &relay, &registry.roots, "");
+    let upstream = put("upstream", "u", json!({"name": "u", "servers": [origin.url()]}));
+    registry.commit(&[upstream]);
+    let dir = registry.stop();
+    let old = tempfile::tempdir().unwrap();
+    copy(dir.path(), old.path());
+    registry.resume(dir);
+    relay.lead_to(&registry);
+    registry.commit(&[route("true", "u")]);
+    node.eventually("the checkpoint was seen", |node| status(node)["checkpoint"] == 3);
+    relay.cut();
+    let dir = registry.stop();
+    registry.resume(old);
+    registry.commit(&[route("lie", "u")]);
+    registry.commit(&[route("lie2", "u")]);
+    registry.node().eventually("it has signed for both", |_| {
+        get(&registry.address(), "/checkpoint").text().starts_with("test.example/log\n4\n")
+    });
+    relay.lead_to(&registry);
+    node.eventually("it is caught", |node| missing(node, "registry_fork"));
+    let said = ron(&["registry", "evidence", "--config", "ron.toml"], node.dir.path());
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains("a history of size 4 that does not go with that of size 3"), "{said}");
+    assert_eq!((get(&node.gateway(), "/true").status, get(&node.gateway(), "/lie").status), (200, 404));
+    // The proof could have been spoilt on its way: who can give a better one is believed again.
+    relay.cut();
+    drop(registry.stop());
+    registry.resume(dir);
+    registry.commit(&[route("more", "u")]);
+    relay.lead_to(&registry);
+    serves(&node, "/more");
+    node.eventually("all is well", |node| ready(node)["degraded"] == false);
+}
+
+#[test]
+fn heads_that_are_told_for_nothing_do_not_make_a_follower_hammer_the_registry() {
+    let registry = Registry::start();
+    let relay = Relay::start(&registry, true);
+    let peer = format!(
+        "{}@{}",
+        registry.node().address("overlay", "node"),
+        registry.node().address("overlay", "oap")
+    );
+    let overlay = format!("[overlay]\nlisten = \"127.0.0.1:0\"\npeers = [\"{peer}\"]\n");
+    let node = follower(&["gateway", "overlay"], &relay, &registry.roots, &overlay);
+    node.eventually("it is a peer", |node| node.metric("sessions_active") == 1.0);
+    node.eventually("it has asked once", |node| status(node)["log_key"].is_string());
+    let asked = || -> f64 {
+        let page = get(&registry.node().admin(), "/metrics").text();
+        let heads = page
+            .lines()
+            .filter(|line| line.starts_with("http_requests_total{") && line.contains("/registry/head"));
+        heads.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    };
+    let (before, begun) = (asked(), Instant::now());
+    for version in 1..=100 {
+        let told = json!({"version": version * 1000, "b3": "b3:"}).to_string();
+        registry.node().admin_post("/overlay/topics/ron.registry.head", &told);
+    }
+    node.eventually("it has heard of them", |node| {
+        node.metric("gossip_messages_total{result=\"delivered\"}") >= 100.0
+    });
+    // Each second one is looked at, and the registry asked to wait once more after it.
+    let (asked, seconds) = (asked() - before, begun.elapsed().as_secs_f64());
+    assert!(asked <= 2.0 * (seconds + 2.0), "{asked} in {seconds} s");
+    assert!(!missing(&node, "registry_follow"), "nobody is to blame for what others say");
+}
+
+#[test]
 fn a_node_follows_the_registry_in_its_own_process_from_its_first_start() {
     let dir = tempfile::tempdir().unwrap();
     let listen: Vec<String> = ["admin", "gateway", "edge", "overlay", "registry"]
