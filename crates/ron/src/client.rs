@@ -75,17 +75,21 @@ impl Target {
                 known => known?.0,
             },
         };
-        // Whoever can read the node's key may do anything with it; a capability made of it is for this command only.
-        let own = || {
-            let key = PrivateKey::read(&data.join(&config.node.key_file)).ok()?;
-            let scopes = scopes.iter().map(|scope| (*scope).to_owned()).collect();
-            let audience = Some("edge".to_owned());
-            Grant { scopes, audience, ttl: Some(OWN_TTL), ..Grant::default() }
-                .mint(&key, SystemTime::now())
-                .ok()
-        };
-        Ok((address, sent.or_else(own)))
+        Ok((address, sent.or_else(|| own_capability(&data, &config, "edge", scopes))))
     }
+}
+
+/// A capability for this command only, made with the node's key: whoever can read that may do anything with it.
+pub(crate) fn own_capability(
+    data: &DataDir,
+    config: &Config,
+    service: &str,
+    scopes: &[&str],
+) -> Option<String> {
+    let key = PrivateKey::read(&data.join(&config.node.key_file)).ok()?;
+    let scopes = scopes.iter().map(|scope| (*scope).to_owned()).collect();
+    let grant = Grant { scopes, audience: Some(service.to_owned()), ttl: Some(OWN_TTL), ..Grant::default() };
+    grant.mint(&key, SystemTime::now()).ok()
 }
 
 /// The admin plane of a node.

@@ -1,7 +1,7 @@
 //! The registry of a running node: where it is, and what it answers.
 
 use crate::Usage;
-use crate::client::{Found, address, address_of, no_answer};
+use crate::client::{Found, address, address_of, no_answer, own_capability};
 use crate::commands::print;
 use crate::http1::{self, Asked, Response};
 use crate::table::visible;
@@ -18,6 +18,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
 /// The longest answer that is taken as a whole.
 const ANSWER_MAX: u64 = 64 << 20;
 
+/// What changes something.
+const SCOPES: [&str; 3] = ["registry:propose", "registry:approve", "registry:commit"];
+
 /// Which registry.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Target {
@@ -27,7 +30,7 @@ pub(crate) struct Target {
     /// The node's configuration file, which leads to its address. Without this and --url: ./ron-data.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// A capability, for what changes something. Otherwise RON_TOKEN.
+    /// A capability, for what changes something. Otherwise RON_TOKEN, or one made with the node's key.
     #[arg(long, value_name = "T")]
     pub(crate) token: Option<String>,
     /// As JSON.
@@ -47,6 +50,7 @@ pub(crate) struct Registry {
 
 impl Registry {
     pub(crate) fn find(target: &Target) -> anyhow::Result<Registry> {
+        let mut own = None;
         let (address, known_from) = match &target.url {
             Some(url) => {
                 let such_as = "the registry's base URL, such as http://127.0.0.1:8082";
@@ -55,6 +59,7 @@ impl Registry {
             None => {
                 let Found { config, data, problems } = Found::read(target.config.as_deref())?;
                 let written = |addresses: &Value| addresses["registry"]["http"].as_str().map(str::to_owned);
+                own = own_capability(&data, &config, "registry", &SCOPES);
                 match address(&data, "registry", written, ("registry.listen", config.registry.listen)) {
                     Err(_unknown) if !problems.is_empty() => return Err(problems.into()),
                     found => found?,
@@ -62,7 +67,7 @@ impl Registry {
             }
         };
         let variable = || std::env::var("RON_TOKEN").ok().filter(|value| !value.is_empty());
-        let token = target.token.clone().or_else(variable);
+        let token = target.token.clone().or_else(variable).or(own);
         Ok(Registry { address, known_from, token, json: target.json })
     }
 
