@@ -288,7 +288,7 @@ impl EdgeSettings {
         if self.cas.dir.is_empty() {
             problems.add("edge.cas.dir", "must name a folder");
         }
-        if amnesia && self.cas.dir != CAS_DIR {
+        if amnesia && problems.is_set("edge.cas.dir") {
             problems.add("edge.cas.dir", "is set, but node.amnesia is on: no file may be written");
         }
         for (index, pin) in self.cas.pins.iter().enumerate() {

@@ -219,7 +219,7 @@ impl RegistrySettings {
                 "is false: commits would be lost in a crash; set node.danger_ok = true if that is meant",
             );
         }
-        if amnesia && self.dir != RegistrySettings::default().dir {
+        if amnesia && problems.is_set("registry.dir") {
             problems.add("registry.dir", "is set, but node.amnesia is on: no file may be written");
         }
         let mut known = Vec::new();

@@ -128,6 +128,11 @@ impl Problems {
         self.list.push(Problem { path, origin, message: message.into() });
     }
 
+    /// Whether somebody set the key, be it to its default.
+    pub fn is_set(&self, path: &str) -> bool {
+        self.origins.contains_key(path)
+    }
+
     /// Whether the key, or something around it, or the file as a whole, is wrong: then its value says nothing.
     pub(super) fn taints(&self, path: &str) -> bool {
         self.list.iter().any(|known| {

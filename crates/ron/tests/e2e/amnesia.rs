@@ -163,7 +163,8 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
 #[test]
 fn paths_that_would_be_written_are_refused_under_amnesia() {
     let dir = tempfile::tempdir().unwrap();
-    let text = "[node]\namnesia = true\n[edge.cas]\ndir = \"kept\"\n[registry]\ndir = \"kept\"\n\
+    // Also those that are set to what they are by default.
+    let text = "[node]\namnesia = true\n[edge.cas]\ndir = \"cas\"\n[registry]\ndir = \"kept\"\n\
                 [gateway.access_log]\nenabled = true\nfile = \"a.log\"\n";
     std::fs::write(dir.path().join("ron.toml"), text).unwrap();
     let checked = ron(&["config", "check", "ron.toml"], dir.path());
