@@ -1,8 +1,10 @@
-//! The primitives of kernel, gateway, registry and overlay, compiled against loom: not a copy but the production files themselves.
+//! The primitives of kernel, gateway, edge, registry and overlay, compiled against loom: not a copy but the production files themselves.
 //!
 //! The models are in `tests/`; loom runs each through every interleaving up to its bound, and [`explore`] walks
 //! through every state that a sequence of steps can lead to.
 
+#[path = "../../crates/svc-edge/src/board.rs"]
+pub mod board;
 #[path = "../../crates/svc-registry/src/claim.rs"]
 pub mod claim;
 #[path = "../../crates/oap/src/gossip/egress.rs"]

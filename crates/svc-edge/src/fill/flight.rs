@@ -252,6 +252,12 @@ impl<P: Send> Flight<P> {
         }
     }
 
+    /// Whether its beginning is neither in memory nor in a file any more.
+    fn has_gone_by(&self) -> bool {
+        let state = self.state();
+        state.base > state.spilled
+    }
+
     /// Somebody reads along from the beginning; the number is his.
     fn enter(&self) -> u64 {
         let mut state = self.state();
@@ -348,7 +354,9 @@ impl<P: Send> Flights<P> {
 
     /// The flight for a key, and whether the caller has to see to it that it takes off.
     pub(crate) fn join(&self, key: &str) -> (Arc<Flight<P>>, bool) {
-        self.board.lock().join(key, || Flight::new(key.to_owned()))
+        let mut board = self.board.lock();
+        board.leave(key, |flight| flight.has_gone_by());
+        board.join(key, || Flight::new(key.to_owned()))
     }
 
     /// Lets nobody join the flights of these names any more: what they bring is out of date.
@@ -580,6 +588,23 @@ mod tests {
         flight.moved(slow, None);
         flight.moved(quick, Some(39));
         assert!(!waits().await, "who has gone holds nothing up");
+    }
+
+    #[tokio::test]
+    async fn nobody_joins_what_has_gone_by() {
+        let flights = Arc::new(Flights::<()>::new(&Inventory::new(Metrics::default())));
+        let (flight, _) = flights.join("k");
+        let reader = flight.enter();
+        for _ in 0..3 {
+            flight.push(Bytes::from_static(b"12345678"));
+        }
+        assert!(!flights.join("k").1);
+        flight.moved(reader, Some(23));
+        flight.relieve(8).await;
+        let (next, leads) = flights.join("k");
+        assert!(leads && !Arc::ptr_eq(&next, &flight));
+        drop(Pilot::new(flight, Some(flights.clone())));
+        assert!(!flights.join("k").1, "the end of one is not that of the other");
     }
 
     #[tokio::test]
