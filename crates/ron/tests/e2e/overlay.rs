@@ -6,6 +6,7 @@ mod hostile;
 mod raw;
 mod sessions;
 mod trust;
+mod wire;
 
 use raw::Raw;
 use ron_testkit::{Node, command};
