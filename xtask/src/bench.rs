@@ -64,12 +64,13 @@ const OF_EDGE: [(&str, Scenario); 5] = [
     ("memory", edge::memory),
 ];
 
-const OF_OVERLAY: [(&str, Scenario); 5] = [
+const OF_OVERLAY: [(&str, Scenario); 6] = [
     ("codec", overlay::codec),
     ("session", overlay::session),
     ("star", overlay::star),
     ("gossip", overlay::gossip),
     ("frozen", overlay::frozen),
+    ("sessions", overlay::sessions),
 ];
 
 pub(crate) fn gateway(args: &[&str]) -> bool {

@@ -28,7 +28,7 @@ cargo xtask bench edge [--quick] [SCENARIO...]
 cargo xtask bench registry [--quick] [SCENARIO...]
                                        beside etcd; none named: all of commits reads streams verify
 cargo xtask bench overlay [--quick] [SCENARIO...]
-                                       beside NATS; none named: all of codec session star gossip frozen
+                                       beside NATS; none named: all of codec session star gossip frozen sessions
 cargo xtask soak gateway [MINUTES]     overload, faults, kills and reloads, 30 minutes by default
 cargo xtask soak overlay [MINUTES]     simulated networks from fresh seeds, until one fails
 cargo xtask sim SEED [--nodes N] [--seconds S] [--calm]

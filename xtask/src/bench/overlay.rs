@@ -1,4 +1,5 @@
-//! `cargo xtask bench overlay`: frames, one session, a star beside NATS, gossip of eight processes, and a frozen peer.
+//! `cargo xtask bench overlay`: frames, one session and ten thousand, a star beside NATS, gossip of eight processes, and
+//! a frozen peer.
 //!
 //! Everything shares both cores, the load included: what counts is the work for each delivered message, in seconds of
 //! processor time, which a busy machine disturbs least. Load is open: a message is due at its instant, whatever became
@@ -8,10 +9,12 @@ mod field;
 mod frozen;
 mod gossip;
 mod nats;
+mod sessions;
 mod star;
 
 pub(super) use frozen::run as frozen;
 pub(super) use gossip::run as gossip;
+pub(super) use sessions::run as sessions;
 pub(super) use star::run as star;
 
 use super::{Bench, table};

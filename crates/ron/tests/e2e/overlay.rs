@@ -7,6 +7,7 @@ mod moves;
 mod raw;
 mod sessions;
 mod trust;
+mod wire;
 
 pub(crate) use moves::use_overlay;
 use raw::Raw;

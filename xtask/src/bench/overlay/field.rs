@@ -35,13 +35,7 @@ impl Field {
                     format!("\"{}@{}\"", node.address("overlay", "node"), node.address("overlay", "oap"))
                 })
                 .collect();
-            let config = format!(
-                "[log]\nlevel = \"error\"\n[admin]\nlisten = \"127.0.0.1:0\"\n\
-                 [overlay]\nlisten = \"127.0.0.1:0\"\nadmit = \"any\"\nhandshakes_per_ip = 0\npeers = [{}]\n\
-                 [overlay.peer]\nmax_rps = 0\n{keys}",
-                peers.join(", ")
-            );
-            nodes.push(Node::start_binary(&bench.binary, &["overlay"], &config));
+            nodes.push(Node::start_binary(&bench.binary, &["overlay"], &admits_all(&peers, keys)));
         }
         let links = |number: usize| {
             (0..NODES)
@@ -91,6 +85,16 @@ impl Field {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// The configuration of a node that takes whoever comes, as fast as they come. One thread is a node's share, and more,
+/// of two cores that eight of them have together.
+pub(super) fn admits_all(peers: &[String], keys: &str) -> String {
+    format!(
+        "[node]\nworker_threads = 1\n[log]\nlevel = \"error\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[overlay.peer]\nmax_rps = 0\n\
+         [overlay]\nlisten = \"127.0.0.1:0\"\nadmit = \"any\"\nhandshakes_per_ip = 0\npeers = [{}]\n{keys}",
+        peers.join(", ")
+    )
 }
 
 /// Now, in nanoseconds of the Unix clock, which all processes of a machine share.
