@@ -64,8 +64,8 @@ impl Link {
     /// Keeps a session, and makes a new one when it ends, until the service drains.
     pub(super) async fn run(self) -> TaskResult {
         let mut backoff = Backoff::default();
-        let _undo = Undo(self.service.clone());
-        self.service.lose(BRIDGE, Severity::Degraded);
+        let mut missing = Missing { service: self.service.clone(), is_lost: false };
+        missing.note(true);
         let mut told = None;
         loop {
             let dialled = tokio::select! {
@@ -74,7 +74,7 @@ impl Link {
                 dialled = self.dialer.dial(&self.peer) => dialled,
             };
             let why = match dialled {
-                Ok((io, proved)) => match self.session(io, proved).await {
+                Ok((io, proved)) => match self.session(io, proved, &mut missing).await {
                     Ok(()) => return Ok(()),
                     Err((why, opened)) => {
                         if opened {
@@ -91,7 +91,7 @@ impl Link {
                     error.to_string()
                 }
             };
-            self.service.lose(BRIDGE, Severity::Degraded);
+            missing.note(true);
             if told.as_ref() != Some(&why) {
                 tracing::warn!(peer = %self.peer, why, "no session with the overlay peer; it is tried again");
                 told = Some(why);
@@ -114,13 +114,19 @@ impl Link {
     }
 
     /// One session from HELLO to its end: why it ended and whether it was open, or `Ok` in a drain.
-    async fn session(&self, io: Io, proved: Option<Proved>) -> Result<(), (String, bool)> {
+    async fn session(
+        &self,
+        io: Io,
+        proved: Option<Proved>,
+        missing: &mut Missing,
+    ) -> Result<(), (String, bool)> {
         let (mut read, writer) = ron_transport::split(io);
         let mut open = Open {
             session: Session::new(self.config(proved), self.since.elapsed()),
             writer,
             calls: HashMap::new(),
             service: &self.service,
+            missing,
             opened: false,
             unwritten: false,
         };
@@ -178,12 +184,26 @@ impl Link {
     }
 }
 
-/// Nothing is missing once nobody wants it.
-struct Undo(Service);
+/// What readiness says, once however often it is tried; nothing once this is gone.
+struct Missing {
+    service: Service,
+    is_lost: bool,
+}
 
-impl Drop for Undo {
+impl Missing {
+    fn note(&mut self, lost: bool) {
+        if lost && !self.is_lost {
+            self.service.lose(BRIDGE, Severity::Degraded);
+        } else if !lost && self.is_lost {
+            self.service.restore(BRIDGE);
+        }
+        self.is_lost = lost;
+    }
+}
+
+impl Drop for Missing {
     fn drop(&mut self) {
-        self.0.restore(BRIDGE);
+        self.note(false);
     }
 }
 
@@ -208,6 +228,7 @@ struct Open<'a, W> {
     writer: Writer<W>,
     calls: HashMap<u64, Waiting>,
     service: &'a Service,
+    missing: &'a mut Missing,
     opened: bool,
     unwritten: bool,
 }
@@ -220,7 +241,7 @@ impl<W: AsyncWrite + Unpin> Open<'_, W> {
                 Event::Send(outgoing) => self.push(&outgoing),
                 Event::Open(_) => {
                     self.opened = true;
-                    self.service.restore(BRIDGE);
+                    self.missing.note(false);
                     tracing::info!("the overlay peer is reached");
                 }
                 Event::Frame(frame, place) => self.answered(frame, place),
