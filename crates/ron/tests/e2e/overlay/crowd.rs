@@ -4,12 +4,20 @@ use super::{Follower, Raw, connects, node, open, peers, publish};
 use oap::control::Control;
 use oap::frame::{APP_CONTROL, APP_GOSSIP, FRAME_MAX, Frame, HEADER};
 use std::net::TcpStream;
+use std::process::Command;
 
 /// A bench has ten thousand of them.
 const SESSIONS: usize = 1000;
 
+/// Lets this process, and the nodes it starts, have as many files as this takes; where it may not, what is missing shows.
+fn room_for_files() {
+    let own = std::process::id().to_string();
+    let _ = Command::new("prlimit").args(["--pid", &own, "--nofile=8192:"]).output();
+}
+
 #[test]
 fn a_thousand_idle_sessions_fit_and_headers_that_claim_a_mebibyte_cost_little() {
+    room_for_files();
     let node = open(
         "handshakes_per_ip = 0\nmax_conns = 1200",
         "[overlay.timeouts]\nread = \"60s\"\nidle = \"120s\"\n",
@@ -44,6 +52,7 @@ fn a_thousand_idle_sessions_fit_and_headers_that_claim_a_mebibyte_cost_little() 
 
 #[test]
 fn a_flood_of_handshakes_does_not_stop_sessions_that_are_open() {
+    room_for_files();
     let a = open("handshakes_per_ip = 0\nhandshake_timeout = \"60s\"\nmax_conns = 2000", "");
     let b = node(&peers(&[&a]), "[overlay.tls]\nmode = \"off\"\n");
     connects(&a, 1);
