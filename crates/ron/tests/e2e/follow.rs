@@ -170,10 +170,13 @@ impl Relay {
 
 /// The configuration of a node that follows; `gateway` goes into its table, `rest` behind it.
 fn following(relay: &Relay, roots: &TrustRoots, rest: &str) -> String {
+    following_at(&format!("http://{}", relay.address), roots, rest)
+}
+
+fn following_at(url: &str, roots: &TrustRoots, rest: &str) -> String {
     format!(
-        "[node]\nfollow = {{ url = \"http://{}\", trust_roots = \"roots.json\", trust_roots_b3 = \"{}\" }}\n\
+        "[node]\nfollow = {{ url = \"{url}\", trust_roots = \"roots.json\", trust_roots_b3 = \"{}\" }}\n\
          [admin]\nlisten = \"127.0.0.1:0\"\n[gateway]\nlisten = \"127.0.0.1:0\"\n{rest}\n",
-        relay.address,
         roots.b3()
     )
 }
@@ -542,6 +545,30 @@ fn a_registry_that_cannot_show_how_its_checkpoints_go_together_is_caught_until_i
     relay.lead_to(&registry);
     serves(&node, "/more");
     node.eventually("all is well", |node| ready(node)["degraded"] == false);
+}
+
+#[test]
+fn a_registry_is_followed_over_tls_by_whoever_knows_its_ca() {
+    let mut registry = Registry::start();
+    let dir = registry.stop();
+    assert!(ron(&["init", "pki", "--tls"], dir.path()).status.success());
+    let config = std::fs::read_to_string(dir.path().join("ron.toml")).unwrap();
+    let tls = "[registry.tls]\nlisten = \"127.0.0.1:0\"\ncert = \"pki/tls/server.pem\"\nkey = \"pki/tls/server.key\"\n";
+    std::fs::write(dir.path().join("ron.toml"), config + tls).unwrap();
+    registry.resume(dir);
+    let address = registry.node().address("registry", "https");
+    let url = format!("https://localhost:{}", address.rsplit(':').next().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("roots.json"), registry.roots.canonical()).unwrap();
+    std::fs::write(dir.path().join("ron.toml"), following_at(&url, &registry.roots, "")).unwrap();
+    let ca = registry.node().dir.path().join("pki/tls/ca.pem");
+    let env = [("SSL_CERT_FILE", ca.to_str().unwrap())];
+    let node = Node::spawn(dir, &["run", "gateway", "--config", "ron.toml"], &env);
+    let origin = Origin::start(|_| Script::Echo);
+    let upstream = put("upstream", "u", json!({"name": "u", "servers": [origin.url()]}));
+    let version = registry.commit(&[upstream, route("r", "u")]);
+    serves(&node, "/r");
+    is_at(&node, version);
 }
 
 #[test]
