@@ -3,16 +3,21 @@
 use super::{Follower, Raw, connects, node, open, peers, publish};
 use oap::control::Control;
 use oap::frame::{APP_CONTROL, APP_GOSSIP, FRAME_MAX, Frame, HEADER};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::net::TcpStream;
-use std::process::Command;
 
 /// A bench has ten thousand of them.
 const SESSIONS: usize = 1000;
+/// Files that they take on either side, and those of other tests.
+const FILES: u64 = 8192;
 
 /// Lets this process, and the nodes it starts, have as many files as this takes; where it may not, what is missing shows.
 fn room_for_files() {
-    let own = std::process::id().to_string();
-    let _ = Command::new("prlimit").args(["--pid", &own, "--nofile=8192:"]).output();
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|files| files < FILES) {
+        let current = Some(limit.maximum.map_or(FILES, |most| most.min(FILES)));
+        let _ = setrlimit(Resource::Nofile, Rlimit { current, ..limit });
+    }
 }
 
 #[test]
