@@ -216,13 +216,14 @@ impl PartsBody {
         {
             cas.hold(object, &bytes);
         }
+        let file = reader.as_ref().and_then(Reader::unchecked);
+        if let (Some((_, object, _)), Some(file)) = (body.stretches.front(), file) {
+            cas.hold_file(object, file);
+        }
         if bytes.len() as u64 == body.left {
             return Ok(Body::full(bytes));
         }
-        if let ([(_, object, range)], Some(file)) =
-            (&*body.stretches.make_contiguous(), reader.as_ref().and_then(Reader::unchecked))
-        {
-            cas.hold_file(object, file);
+        if let ([(_, _, range)], Some(file)) = (&*body.stretches.make_contiguous(), file) {
             return Ok(Body::file(FileBody::new(file.clone(), range.clone(), body.permit)));
         }
         body.advance(reader, &bytes);

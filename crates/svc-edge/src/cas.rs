@@ -288,9 +288,11 @@ impl Cas {
         self.hot.keep(&object.condition, Held::Bytes(bytes.clone()));
     }
 
-    /// Keeps the file of an object open, for the next who ask.
+    /// Keeps the file of an object open, for the next who ask. A small one is left for its bytes to be kept.
     pub fn hold_file(&self, object: &Object, file: &Arc<File>) {
-        self.hot.keep(&object.condition, Held::File(file.clone()));
+        if object.len > reader::PIECE {
+            self.hot.keep(&object.condition, Held::File(file.clone()));
+        }
     }
 
     fn reader_trusting(&self, address: Address, object: &Object, trust: Trust) -> Result<Reader, ReadError> {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// What is read at a time; whole groups.
-const PIECE: u64 = 4 * GROUP;
+pub(super) const PIECE: u64 = 4 * GROUP;
 /// An object of at most this size is checked as a whole when it is first opened, so that from then on its file can go
 /// out unread, whatever part of it is asked for.
 const WHOLE: u64 = 1 << 20;

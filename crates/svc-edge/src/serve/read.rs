@@ -156,12 +156,13 @@ impl Edge {
         let (reader, bytes) = opened.map_err(|error| self.unreadable(&address, &error))?;
         if bytes.len() as u64 == seen.len {
             self.cas.hold(&seen, &bytes);
+        } else if let Some(file) = reader.unchecked() {
+            self.cas.hold_file(&seen, file);
         }
         if bytes.len() as u64 == decision.content_length {
             return Ok(Body::full(bytes).ending_by(until));
         }
         if let Some(file) = reader.unchecked().filter(|_| whole) {
-            self.cas.hold_file(&seen, file);
             return Ok(Body::file(FileBody::new(file.clone(), first, permit)).ending_by(until));
         }
         let left = decision.content_length;
