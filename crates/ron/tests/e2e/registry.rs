@@ -271,9 +271,10 @@ fn a_refusal_says_what_to_do() {
     let url = format!("http://{}", node.address("registry", "http"));
     let (code, _, error) = run(node.dir.path(), &[&["registry"], &put[..], &["--url", &url]].concat());
     assert!(code == 1 && error.contains("401 unauth") && error.contains("ron token mint"), "{error}");
-    let (code, _, error) =
+    let (code, own, error) =
         run(node.dir.path(), &[&["registry"], &put[..], &["--config", "ron.toml"]].concat());
     assert_eq!(code, 0, "{error}");
+    assert_eq!(ask(&node, &token, &["withdraw", own.trim()]).0, 0);
     let check = |args: &[&str], code: i32, says: &str| {
         let (exit, out, error) = ask(&node, &token, args);
         assert!(exit == code && error.contains(says), "{args:?}: {exit} {out} {error}");
