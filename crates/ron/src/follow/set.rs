@@ -169,18 +169,25 @@ fn governed(config: &Config, list: &str, index: usize, at: &str, problems: &mut 
                 only_file(&format!("servers[{number}]"));
             }
         }
-        "edge.origins" => {
-            let origin = &config.edge.origins[index];
-            if origin.allow_private {
+        "edge.origins" | "edge.packs" => {
+            let (private, ca, path) = match list {
+                "edge.origins" => {
+                    let origin = &config.edge.origins[index];
+                    (origin.allow_private, &origin.ca_file, None)
+                }
+                _ => {
+                    let pack = &config.edge.packs[index];
+                    (pack.allow_private, &pack.ca_file, Some(Path::new(&pack.path)))
+                }
+            };
+            if private {
                 only_file("allow_private");
             }
-            if !origin.ca_file.is_empty() {
+            if !ca.is_empty() {
                 only_file("ca_file");
             }
-        }
-        "edge.packs" => {
-            let path = Path::new(&config.edge.packs[index].path);
-            if !path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
+            let inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+            if path.is_some_and(|path| !path.components().all(inside)) {
                 problems.add(format!("{at}.path"), "leads out of the node's data folder: a registry may not");
             }
         }
