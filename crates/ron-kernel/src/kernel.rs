@@ -311,6 +311,36 @@ pub struct Service {
     tasks: Tasks,
 }
 
+/// Something that may be missing: readiness names it once however often that is noted, and no more once this is gone.
+#[derive(Debug)]
+pub struct Missing {
+    service: Service,
+    cause: &'static str,
+    severity: Severity,
+    is_lost: bool,
+}
+
+impl Missing {
+    pub fn new(service: &Service, cause: &'static str, severity: Severity) -> Missing {
+        Missing { service: service.clone(), cause, severity, is_lost: false }
+    }
+
+    pub fn note(&mut self, lost: bool) {
+        if lost && !self.is_lost {
+            self.service.lose(self.cause, self.severity);
+        } else if !lost && self.is_lost {
+            self.service.restore(self.cause);
+        }
+        self.is_lost = lost;
+    }
+}
+
+impl Drop for Missing {
+    fn drop(&mut self) {
+        self.note(false);
+    }
+}
+
 impl Service {
     pub fn name(&self) -> &'static str {
         self.name

@@ -66,6 +66,31 @@ pub trait Outgoing: Sync {
     }
 }
 
+/// A plain `GET` of JSON.
+#[derive(Clone, Copy, Debug)]
+pub struct Get<'a> {
+    pub path: &'a str,
+    pub host: &'a str,
+}
+
+impl Outgoing for Get<'_> {
+    fn method(&self) -> &Method {
+        &Method::GET
+    }
+
+    fn write_http1(&self, out: &mut BytesMut) {
+        let Get { path, host } = self;
+        let head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\naccept: application/json\r\n\r\n");
+        out.extend_from_slice(head.as_bytes());
+    }
+
+    fn http2(&self, scheme: &str, authority: &str) -> Request<()> {
+        let request = Request::get(format!("{scheme}://{authority}{}", self.path));
+        let request = request.header("accept", "application/json");
+        request.body(()).expect("a URL that was read makes a request")
+    }
+}
+
 /// Why a call did not yield an answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

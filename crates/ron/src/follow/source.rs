@@ -2,10 +2,8 @@
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use bytes::BytesMut;
-use http::{Method, Request};
 use ron_kernel::http::Body;
-use ron_kernel::http::client::{CallLimits, Outgoing, Payload, Remote};
+use ron_kernel::http::client::{CallLimits, Get, Payload, Remote};
 use ron_kernel::inventory::LockSpec;
 use ron_kernel::kernel::Service;
 use ron_kernel::metrics::Counter;
@@ -224,30 +222,6 @@ impl Source {
             Payload::Stream(body) => Ok(Body::stream(body).collect(max).await.map_err(failed)?.into()),
             Payload::Upgraded(_) => Err(failed("it changed the protocol")),
         }
-    }
-}
-
-/// A plain `GET`.
-struct Get<'a> {
-    path: &'a str,
-    host: &'a str,
-}
-
-impl Outgoing for Get<'_> {
-    fn method(&self) -> &Method {
-        &Method::GET
-    }
-
-    fn write_http1(&self, out: &mut BytesMut) {
-        let Get { path, host } = self;
-        let head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\naccept: application/json\r\n\r\n");
-        out.extend_from_slice(head.as_bytes());
-    }
-
-    fn http2(&self, scheme: &str, authority: &str) -> Request<()> {
-        let request = Request::get(format!("{scheme}://{authority}{}", self.path));
-        let request = request.header("accept", "application/json");
-        request.body(()).expect("a URL that was read makes a request")
     }
 }
 

@@ -4,12 +4,11 @@ use super::jwks::{KeySet, SET_BYTES_MAX};
 use super::{Auth, Keys, Source};
 use crate::config::GatewaySettings;
 use crate::proxy::Proxy;
-use bytes::BytesMut;
-use http::{Method, Request, StatusCode};
+use http::StatusCode;
 use ron_kernel::health::Severity;
 use ron_kernel::http::Body;
-use ron_kernel::http::client::{CallLimits, Outgoing, Payload};
-use ron_kernel::kernel::Service;
+use ron_kernel::http::client::{CallLimits, Get, Payload};
+use ron_kernel::kernel::{Missing, Service};
 use ron_kernel::metrics::Counter;
 use ron_kernel::task::TaskResult;
 use ron_kernel::tls::TlsClient;
@@ -38,7 +37,7 @@ pub(crate) async fn refresh(
     });
     let timeouts = service.io_timeout("rpc");
     let retries = service.counter("backoff_retries_total", "Calls tried again.", "op", "jwks");
-    let mut missing = Missing { service: service.clone(), is_lost: false };
+    let mut missing = Missing::new(&service, CAUSE, Severity::Degraded);
     let mut following: Option<(Arc<Keys>, Schedule)> = None;
     loop {
         let current = issuer(&proxy);
@@ -131,29 +130,6 @@ impl Schedule {
     }
 }
 
-/// What readiness says; nothing once this is gone.
-struct Missing {
-    service: Service,
-    is_lost: bool,
-}
-
-impl Missing {
-    fn note(&mut self, lost: bool) {
-        if lost && !self.is_lost {
-            self.service.lose(CAUSE, Severity::Degraded);
-        } else if !lost && self.is_lost {
-            self.service.restore(CAUSE);
-        }
-        self.is_lost = lost;
-    }
-}
-
-impl Drop for Missing {
-    fn drop(&mut self) {
-        self.note(false);
-    }
-}
-
 async fn fetch(keys: &Keys, tls: Option<TlsClient>, timeouts: &Counter) -> Result<KeySet, String> {
     let source = keys.source.as_ref().ok_or("there is nowhere to fetch from")?;
     source.remote.set_tls(tls);
@@ -180,30 +156,6 @@ impl Source {
             Payload::Upgraded(_) => return Err("it changed the protocol".to_owned()),
         };
         KeySet::parse(&bytes).map_err(|error| error.to_string())
-    }
-}
-
-/// A plain `GET`.
-struct Get<'a> {
-    path: &'a str,
-    host: &'a str,
-}
-
-impl Outgoing for Get<'_> {
-    fn method(&self) -> &Method {
-        &Method::GET
-    }
-
-    fn write_http1(&self, out: &mut BytesMut) {
-        let Get { path, host } = self;
-        let head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\naccept: application/json\r\n\r\n");
-        out.extend_from_slice(head.as_bytes());
-    }
-
-    fn http2(&self, scheme: &str, authority: &str) -> Request<()> {
-        let request = Request::get(format!("{scheme}://{authority}{}", self.path));
-        let request = request.header("accept", "application/json");
-        request.body(()).expect("a URL that was read makes a request")
     }
 }
 

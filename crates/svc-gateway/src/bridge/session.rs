@@ -9,7 +9,7 @@ use oap::session::{Closed, Event, Outgoing, Place, Role, SendError, Session, Ses
 use ron_kernel::channel::{self, Receiver, Sender};
 use ron_kernel::health::Severity;
 use ron_kernel::http::Io;
-use ron_kernel::kernel::Service;
+use ron_kernel::kernel::{Missing, Service};
 use ron_kernel::metrics::Counter;
 use ron_kernel::sync::Limits;
 use ron_kernel::task::TaskResult;
@@ -64,7 +64,7 @@ impl Link {
     /// Keeps a session, and makes a new one when it ends, until the service drains.
     pub(super) async fn run(self) -> TaskResult {
         let mut backoff = Backoff::default();
-        let mut missing = Missing { service: self.service.clone(), is_lost: false };
+        let mut missing = Missing::new(&self.service, BRIDGE, Severity::Degraded);
         missing.note(true);
         let mut told = None;
         loop {
@@ -181,29 +181,6 @@ impl Link {
             read_timeout: IO_TIMEOUT,
             idle_timeout: IDLE_TIMEOUT,
         }
-    }
-}
-
-/// What readiness says, once however often it is tried; nothing once this is gone.
-struct Missing {
-    service: Service,
-    is_lost: bool,
-}
-
-impl Missing {
-    fn note(&mut self, lost: bool) {
-        if lost && !self.is_lost {
-            self.service.lose(BRIDGE, Severity::Degraded);
-        } else if !lost && self.is_lost {
-            self.service.restore(BRIDGE);
-        }
-        self.is_lost = lost;
-    }
-}
-
-impl Drop for Missing {
-    fn drop(&mut self) {
-        self.note(false);
     }
 }
 
