@@ -2,6 +2,7 @@
 
 use crate::api::{Api, COUNTERS};
 use crate::checkpointor::checkpoint;
+use crate::checks::Ahead;
 use crate::committer::{Intake, commit};
 use crate::config::RegistrySettings;
 use crate::core::{idle_signer, view_of};
@@ -146,6 +147,8 @@ pub enum BuildError {
     Roots(String),
     #[error("registry.dir: {0}")]
     Highest(String),
+    #[error("registry: a thread could not be started: {0}")]
+    Thread(std::io::Error),
 }
 
 /// What of the node the registry needs.
@@ -211,7 +214,8 @@ impl Registry {
             channel::queue::<Job>(inventory, &APPROVALS, limits(channels.approvals), Policy::RejectNew);
         let intake = Intake { proposals: Arc::new(proposals_end), approvals: Arc::new(approvals_end) };
         let tokens = Verifier::new(&identity.token_keys);
-        let api = Arc::new(Api::new(&shared, proposals, approvals, tokens));
+        let ahead = Ahead::new(&shared).map_err(BuildError::Thread)?;
+        let api = Arc::new(Api::new(&shared, proposals, approvals, ahead, tokens));
         let server = Server::new(service, api, settings.server_limits());
         let (reload, reload_end) =
             channel::queue(inventory, &CFG_RELOAD, Limits::items(16), Policy::Collapse);
@@ -382,7 +386,7 @@ fn share(
 /// Whether the log was signed, and nothing of it with this key. That is no damage, and must not look like it.
 fn signed_by_another(store: &Store, log_key: &NoteKey) -> Result<bool, StoreError> {
     let reader = store.reader()?;
-    let snapshot = reader.snapshot(u64::MAX)?.map(|(_, note, _)| note);
+    let snapshot = reader.snapshot_note(u64::MAX)?.map(|(_, note)| note);
     let notes = reader.checkpoint()?.map(|(_, note)| note).into_iter().chain(snapshot);
     let mut others = notes.map(|note| {
         let note = Note::parse(&note);
