@@ -18,6 +18,7 @@ mod guard;
 mod hand;
 mod job;
 mod metrics;
+mod mirror;
 mod pending;
 mod publisher;
 mod registry;

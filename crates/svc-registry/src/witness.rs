@@ -421,7 +421,7 @@ impl Address {
     }
 }
 
-async fn read(answer: Answer) -> Result<(StatusCode, String), String> {
+pub(crate) async fn read(answer: Answer) -> Result<(StatusCode, String), String> {
     let bytes = match answer.payload {
         Payload::Whole(bytes) => bytes,
         Payload::Stream(body) => {
