@@ -301,6 +301,7 @@ fn a_refusal_says_what_to_do() {
     check(&["commit", &id], 1, "409 chain_mismatch");
     assert_eq!(check(&["withdraw", &id], 0, ""), "withdrawn");
     check(&["commit", &id], 1, "it was withdrawn");
+    check(&["approve", &id, "--key", "a", "--signer", "a"], 1, "withdrawn and cannot be approved");
     let undo = check(&["supersede"], 0, "-   \"path\": \"/a\"");
     for signer in ["a", "b"] {
         check(
@@ -310,6 +311,11 @@ fn a_refusal_says_what_to_do() {
         );
     }
     check(&["commit", &undo], 0, "");
+    check(
+        &["approve", &undo, "--key", "a", "--signer", "a"],
+        1,
+        "committed as version 2 and needs no approval",
+    );
     check(&["items", "route", "r"], 1, "404 not_found");
     check(&["export", "route.json"], 64, "say --force to overwrite it");
     check(&["export", "route.json", "--force"], 0, "");
