@@ -649,6 +649,9 @@ fn a_node_follows_the_registry_in_its_own_process_from_its_first_start() {
     let bearer = format!("Bearer {admin}");
     let answer = request(&node.admin(), "GET", "/node/follow", &[("Authorization", &bearer)], b"").unwrap();
     assert_eq!((&answer.json()["version"], &answer.json()["in_force"]["items"]), (&json!(1), &json!(1)));
+    let mut node = node;
+    assert_eq!(node.stop(), 0);
+    assert!(!node.log().contains("not followed now"), "an end is no trouble: {}", node.log());
 }
 
 #[test]
