@@ -30,11 +30,18 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Run { services, takeover, source } => run_services(services, takeover, &source),
         Command::Init { dir, tls, join } => {
             init::init(&dir, tls, &join)?;
-            print(&format!(
+            let mut said = format!(
                 "made {}; start it with: ron up --data {}",
                 dir.join("ron.toml").display(),
                 dir.display()
-            ))
+            );
+            if !join.is_empty() {
+                let node = PrivateKey::read(&dir.join("node.key"))?.public();
+                said += &format!(
+                    "\nthe nodes that it joins admit only whom they list: put \"{node}@HOST:PORT\", with its overlay's address, into overlay.peers there"
+                );
+            }
+            print(&said)
         }
         Command::Gateway(command) => gateway::run(command),
         Command::Edge(command) => edge::run(command),
