@@ -52,13 +52,12 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Key(command) => key(command),
         Command::Token(command) => token(command),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "ron", &mut std::io::stdout());
-            Ok(ExitCode::SUCCESS)
+            // Into memory first: what generates it panics when a pipe is closed.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "ron", &mut script);
+            print(String::from_utf8_lossy(&script).trim_end())
         }
-        Command::Man => {
-            clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout())?;
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Man => print(String::from_utf8_lossy(&crate::man::page()?).trim_end()),
     }
 }
 
