@@ -30,11 +30,18 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Run { services, takeover, source } => run_services(services, takeover, &source),
         Command::Init { dir, tls, join } => {
             init::init(&dir, tls, &join)?;
-            print(&format!(
+            let mut said = format!(
                 "made {}; start it with: ron up --data {}",
                 dir.join("ron.toml").display(),
                 dir.display()
-            ))
+            );
+            if !join.is_empty() {
+                let node = PrivateKey::read(&dir.join("node.key"))?.public();
+                said += &format!(
+                    "\nthe nodes that it joins admit only whom they list: put \"{node}@HOST:PORT\", with its overlay's address, into overlay.peers there"
+                );
+            }
+            print(&said)
         }
         Command::Gateway(command) => gateway::run(command),
         Command::Edge(command) => edge::run(command),
@@ -45,13 +52,12 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Key(command) => key(command),
         Command::Token(command) => token(command),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "ron", &mut std::io::stdout());
-            Ok(ExitCode::SUCCESS)
+            // Into memory first: what generates it panics when a pipe is closed.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "ron", &mut script);
+            print(String::from_utf8_lossy(&script).trim_end())
         }
-        Command::Man => {
-            clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout())?;
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Man => print(String::from_utf8_lossy(&crate::man::page()?).trim_end()),
     }
 }
 

@@ -6,6 +6,7 @@ mod commands;
 mod edge;
 mod gateway;
 mod http1;
+mod man;
 mod overlay;
 mod packs;
 mod progress;

@@ -119,10 +119,16 @@ async fn reach(shared: &Arc<Shared>, peer: &PeerAddress, place: Permit) -> Resul
     let (role, at, began) = (Role::Dialer, peer.at.to_string(), shared.now());
     let (end, open) = serve(shared, read, writer, Origin { role, at, proved, began }, None).await;
     drop(place);
-    // One of two sessions ends as it should.
-    if open || end == End::Duplicate {
-        Ok(())
-    } else {
-        Err(format!("the session was refused: {}", end.name()))
+    match end {
+        // It seemed open until the peer had looked: that is no success, or it would be dialled again at once for ever.
+        End::Unwelcome => {
+            Err("the peer does not admit this node: put what `ron overlay peers` says of it into overlay.peers there"
+                .to_owned())
+        }
+        End::Crowded => Err("the peer has no room for another session".to_owned()),
+        // One of two sessions ends as it should.
+        End::Duplicate => Ok(()),
+        _ if open => Ok(()),
+        _ => Err(format!("the session was refused: {}", end.name())),
     }
 }

@@ -166,6 +166,7 @@ impl<R: AsyncRead + Unpin + Send> Reader<R> {
             Event::Rejected(error) => self.rejected(error),
             Event::Goaway(reason) => {
                 tracing::debug!(peer = self.link.at, reason = reason.name(), "the peer goes away");
+                let _ = self.link.told.set(reason);
             }
             Event::Closed(why) => return Some(self.closed(why)),
             Event::Broken(APP_SERVICES, corr) => {

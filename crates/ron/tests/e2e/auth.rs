@@ -163,6 +163,9 @@ fn keys_follow_their_issuer_and_the_last_good_ones_are_kept() {
         ready.json()["missing"].to_string().contains("gateway.jwks")
     };
     node.eventually("readiness says so", missing);
+    node.eventually("it says why", |node| {
+        get(&node.admin(), "/readyz").json()["why"]["gateway.jwks"].is_string()
+    });
     *keys.lock().unwrap() = jwks(&[1]);
     node.eventually("keys are fetched", |node| ask(node, "/closed/x", &old).status == 200);
     node.eventually("nothing is missing", |node| !missing(node));

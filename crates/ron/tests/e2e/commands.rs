@@ -1,7 +1,7 @@
 //! Commands that end by themselves: what they print and the code they leave.
 
-use ron_testkit::{ron, ron_with};
-use std::process::{Command, Output};
+use ron_testkit::{command, ron, ron_with};
+use std::process::{Command, Output, Stdio};
 
 fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
@@ -172,6 +172,19 @@ fn bad_usage_is_64_and_help_is_0() {
         let output = ron(args, dir.path());
         assert_eq!(code(&output), 0, "{args:?}");
         assert!(!output.stdout.is_empty(), "{args:?}");
+    }
+    let page = text(&ron(&["man"], dir.path()));
+    for wanted in [".SS \"ron up\"", ".SS \"ron registry put\"", "takeover", "EXIT STATUS", "RON_TOKEN"] {
+        assert!(page.contains(wanted), "{wanted}: {page}");
+    }
+    assert!(!page.contains("ron\\-up(1)"), "a page that there is not");
+    // A reader that has seen enough is nobody's fault.
+    for args in [["completions", "bash"], ["config", "schema"]] {
+        let mut child =
+            command(&args, dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((code(&output), output.stderr.len()), (0, 0), "{args:?}: {}", text(&output));
     }
 }
 
