@@ -23,7 +23,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadBuf};
 use tokio::time::Instant;
 
-fn overlay(change: impl FnOnce(&mut OverlaySettings)) -> (Kernel, Arc<Overlay>) {
+pub(crate) fn overlay(change: impl FnOnce(&mut OverlaySettings)) -> (Kernel, Arc<Overlay>) {
     let mut settings =
         OverlaySettings { listen: "127.0.0.1:0".parse().unwrap(), ..OverlaySettings::default() };
     settings.admit = crate::config::Admit::Any;
@@ -36,7 +36,7 @@ fn overlay(change: impl FnOnce(&mut OverlaySettings)) -> (Kernel, Arc<Overlay>) 
     (kernel, Arc::new(overlay))
 }
 
-fn shared(overlay: &Overlay) -> &Arc<Shared> {
+pub(crate) fn shared(overlay: &Overlay) -> &Arc<Shared> {
     &overlay.handle().shared
 }
 
@@ -49,7 +49,7 @@ fn origin(shared: &Shared) -> Origin {
 }
 
 /// Waits for what other tasks bring about.
-async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
         assert!(begun.elapsed() < Duration::from_secs(20), "{what} never held");
