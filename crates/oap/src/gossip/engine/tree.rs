@@ -6,7 +6,7 @@ use crate::gossip::PeerId;
 use crate::gossip::fair::Lane;
 use crate::gossip::history::Kept;
 use crate::gossip::ledger::{Cause, Queue};
-use crate::gossip::message::{MessageId, Topic};
+use crate::gossip::message::Topic;
 use crate::gossip::wire::{Gossip, IDS_MAX, OVERHEAD, flow};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -259,9 +259,7 @@ impl Engine {
     /// for a while.
     pub fn refused(&mut self, now: Now, peer: PeerId, corr: u64) {
         self.choke(now, peer);
-        if let Some(kept) =
-            self.history.from(MessageId::first_of(corr)).filter(|kept| kept.id.corr() == corr).cloned()
-        {
+        if let Some(kept) = self.history.numbered(corr).cloned() {
             self.announce(now, peer, &kept, false);
         }
     }
