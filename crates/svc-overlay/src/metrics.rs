@@ -33,6 +33,7 @@ pub(crate) struct Numbers {
     pub(crate) delivery: Histogram,
     pub(crate) config_updates: Counter,
     pub(crate) lagged: Counter,
+    pub(crate) paused: Counter,
     pub(crate) read_timeouts: Counter,
     pub(crate) write_timeouts: Counter,
     pub(crate) connect_timeouts: Counter,
@@ -72,6 +73,10 @@ impl Numbers {
                 .with([]),
             config_updates: plain("config_update_total", "Configurations taken over by the overlay."),
             lagged: plain("subscriber_lagged_total", "Messages that a local subscriber was too slow for."),
+            paused: plain(
+                "reads_paused_total",
+                "Times that a peer was not read on at once, since its frames waited for the engine.",
+            ),
             read_timeouts: service.io_timeout("read"),
             write_timeouts: service.io_timeout("write"),
             connect_timeouts: service.io_timeout("connect"),

@@ -41,6 +41,8 @@ pub(super) struct Peer {
     pub(super) announce: BTreeMap<(Topic, bool), Vec<(MessageId, u32)>>,
     pub(super) announce_count: usize,
     pub(super) announce_due: Option<Duration>,
+    /// How much it was told at once, the last time.
+    pub(super) announced: usize,
     /// Messages that it was asked for and has not given.
     pub(super) asked: usize,
     pub(super) asked_bytes: usize,
@@ -73,6 +75,7 @@ impl Peer {
             announce: BTreeMap::new(),
             announce_count: 0,
             announce_due: None,
+            announced: 0,
             asked: 0,
             asked_bytes: 0,
             to_ask: VecDeque::new(),
