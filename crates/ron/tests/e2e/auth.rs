@@ -281,7 +281,6 @@ fn a_capability_is_narrowed_offline_checked_locally_and_revoked_by_a_list() {
             ("/admin/x", &narrow(&["--scope", "read"]), 403, "forbidden"),
             ("/closed/x", &narrow(&["--path", "/open/"]), 403, "forbidden"),
             ("/closed/x", &narrow(&["--method", "put"]), 403, "forbidden"),
-            ("/closed/x", &narrow(&["--tenant", "beta"]), 403, "forbidden"),
         ],
     );
     let inspect = |token: &str| {

@@ -155,9 +155,24 @@ fn tokens_are_minted_narrowed_and_inspected() {
     let none = ron(&["token", "mint"], dir.path());
     assert_eq!((code(&none), text(&none).contains("at least one scope")), (64, true));
     let word = ron(&["token", "mint", "--scope", "a b"], dir.path());
-    assert_eq!((code(&word), text(&word).contains("a scope may hold")), (64, true));
+    assert_eq!((code(&word), text(&word).contains("a scope must be")), (64, true));
     let unkeyed = ron(&["token", "mint", "--scope", "a", "--key", "none.pem"], dir.path());
     assert!(text(&unkeyed).contains("--key FILE"), "{}", text(&unkeyed));
+    for (flags, wanted) in [
+        (["--path", "edge"], "must begin with /"),
+        (["--method", ""], "the method must be"),
+        (["--tenant", "other"], "--tenant other: the token was not minted for it"),
+    ] {
+        let refused = ron(&[&["token", "attenuate", &token][..], &flags].concat(), dir.path());
+        assert_eq!((code(&refused), text(&refused).contains(wanted)), (64, true), "{}", text(&refused));
+    }
+    // The id is needed most when the list that it belongs into is not good.
+    std::fs::write(dir.path().join("ron-data/revoked.txt"), "nonsense\n").unwrap();
+    let broken = ["--set", "gateway.auth.revocations=revoked.txt", "--set", "gateway.auth.mode=biscuit"];
+    let shown = ron(&[&["config", "show"][..], &broken].concat(), dir.path());
+    assert!(text(&shown).contains("line 1 is no id of a token"), "{}", text(&shown));
+    let inspected = ron(&[&["token", "inspect", &token][..], &broken].concat(), dir.path());
+    assert!(text(&inspected).contains("signed by a trusted key: yes"), "{}", text(&inspected));
 }
 
 #[test]
