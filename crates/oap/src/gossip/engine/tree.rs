@@ -173,7 +173,7 @@ impl Engine {
                     reach.queued += 1;
                     continue;
                 }
-                self.choke(now, peer);
+                self.choke(now, peer, true);
             }
             if self.announce(now, peer, kept, history) {
                 reach.lazy += 1;
@@ -199,9 +199,9 @@ impl Engine {
         })
     }
 
-    pub(super) fn choke(&mut self, now: Now, peer: PeerId) {
+    fn choke(&mut self, now: Now, peer: PeerId, full: bool) {
         if let Some(peer) = self.peers.get_mut(&peer) {
-            peer.choke(now.mono);
+            peer.choke(now.mono, full);
         }
     }
 
@@ -267,7 +267,7 @@ impl Engine {
     /// A peer had no room for the message with this number: it is told of it instead, and pushed nothing more
     /// for a while.
     pub fn refused(&mut self, now: Now, peer: PeerId, corr: u64) {
-        self.choke(now, peer);
+        self.choke(now, peer, false);
         if let Some(kept) = self.history.numbered(corr).cloned() {
             self.announce(now, peer, &kept, false);
         }
