@@ -7,6 +7,7 @@ use crate::inventory::{TaskSort, TaskSpec};
 use crate::kernel::{Ending, Service};
 use crate::metrics::{Counter, Family};
 use crate::task::TaskResult;
+use arc_swap::ArcSwap;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -60,6 +61,8 @@ pub struct Reloader {
     reload: ReloadFn,
     /// The files whose change leads to a reload.
     files: FilesFn,
+    /// What they looked like when they were read last, or before.
+    known: ArcSwap<Look>,
     results: Arc<Family<Counter, 2>>,
     failing: AtomicBool,
 }
@@ -81,10 +84,13 @@ impl Reloader {
         for result in ["ok", "failed"] {
             results.with([service.name(), result]);
         }
+        // Not first in the watcher's task, which may begin late: what changed before would never be seen.
+        let known = ArcSwap::from_pointee(look(&files()));
         Arc::new(Reloader {
             service: service.clone(),
             reload: Box::new(reload),
             files: Box::new(files),
+            known,
             results,
             failing: AtomicBool::new(false),
         })
@@ -264,8 +270,7 @@ async fn watch_files(service: Service, reloader: Arc<Reloader>) -> TaskResult {
         let looking = looking.clone();
         tokio::task::spawn_blocking(move || look(&(looking.files)()))
     };
-    let mut known = look_now().await?;
-    let mut before = known.clone();
+    let mut before = Look::clone(&reloader.known.load());
     loop {
         tokio::select! {
             biased;
@@ -273,8 +278,8 @@ async fn watch_files(service: Service, reloader: Arc<Reloader>) -> TaskResult {
             () = tokio::time::sleep(LOOK) => {}
         }
         let now = look_now().await?;
-        if now != known && now == before {
-            known = now.clone();
+        if now != **reloader.known.load() && now == before {
+            reloader.known.store(Arc::new(now.clone()));
             let _ = reloader.reload("file change").await;
         }
         before = now;
@@ -293,6 +298,39 @@ async fn log_events(service: Service) -> TaskResult {
                 Some(Next::Reconcile { .. }) => {}
                 None => return Ok(()),
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Kernel;
+
+    #[tokio::test]
+    async fn a_file_that_changes_before_the_watcher_begins_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("watched");
+        std::fs::write(&file, "old").unwrap();
+        let kernel = Kernel::new();
+        let service = kernel.service("kernel");
+        let (reloads, watched) = (Arc::new(AtomicUsize::new(0)), file.clone());
+        let count = reloads.clone();
+        let reload = move || {
+            count.fetch_add(1, Ordering::SeqCst);
+            Ok((1, Vec::new()))
+        };
+        let reloader = Reloader::new(&service, reload, move || vec![watched.clone()]);
+        std::fs::write(&file, "new and longer").unwrap();
+        let seen = async {
+            while reloads.load(Ordering::SeqCst) == 0 {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        tokio::select! {
+            ended = watch_files(service.clone(), reloader) => panic!("it ends: {ended:?}"),
+            () = seen => {}
+            () = tokio::time::sleep(Duration::from_secs(20)) => panic!("it was never read again"),
         }
     }
 }

@@ -242,6 +242,8 @@ fn a_straggler_of_http2_is_named_by_what_it_asked_for() {
 fn in_process(flags: &[(&str, String)]) -> ron::node::Node {
     use ron_kernel::observe::{LogLevel, LogSettings, Logs};
     let logs = Logs::start(&LogSettings { level: LogLevel::Error, ..LogSettings::default() });
+    // A test that fails says why where tests do, not in a log.
+    drop(std::panic::take_hook());
     let free = "127.0.0.1:0".to_owned();
     let own = [("admin.listen", free.clone()), ("gateway.listen", free), ("node.amnesia", "true".to_owned())];
     let flag = |(key, value): &(&str, String)| ((*key).to_owned(), value.clone(), "test".to_owned());

@@ -303,6 +303,8 @@ fn nodes_meet_over_quic_and_one_that_listens_by_tcp_dials_them_too() {
     let mut near = Node::start(&["overlay"], &text("quic:127.0.0.1:0", &peers(&[&hub]), ""));
     let far = node(&peers(&[&hub]), "[overlay.tls]\npq = \"required\"\n");
     connects(&hub, 2);
+    connects(&near, 1);
+    connects(&far, 1);
     let shown = &connected(&near)[0];
     assert_eq!(shown["node"], hub.address("overlay", "node").as_str());
     assert_eq!(
