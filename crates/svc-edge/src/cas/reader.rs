@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// What is read at a time; whole groups.
-pub(super) const PIECE: u64 = 4 * GROUP;
+const PIECE: u64 = 4 * GROUP;
 /// An object of at most this size is checked as a whole when it is first opened, so that from then on its file can go
 /// out unread, whatever part of it is asked for.
 const WHOLE: u64 = 1 << 20;
@@ -134,7 +134,7 @@ impl Reader {
     pub fn read(&mut self, range: &Range<u64>) -> Result<Bytes, ReadError> {
         let until = range.end.min((range.start / PIECE + 1) * PIECE);
         let (file, outboard, stamp) = match &self.source {
-            Source::Memory(bytes) => return Ok(slice(bytes, range.start..range.end)),
+            Source::Memory(bytes) => return Ok(slice(bytes, range)),
             Source::Disk { file, outboard, stamp } => (file, outboard.as_ref(), *stamp),
         };
         let Some(checker) = &mut self.checker else {
@@ -164,7 +164,7 @@ impl Reader {
                 if self.checked == self.len {
                     self.condition.set_verified(stamp);
                 }
-                Ok(slice(&bytes, range.start - start..until - start))
+                Ok(slice(&bytes, &(range.start - start..until - start)))
             }
             Err(ReadError::Corrupt) => Err(self.corrupt()),
             Err(other) => Err(other),
@@ -205,7 +205,8 @@ impl Trust {
     }
 }
 
-fn slice(bytes: &Bytes, range: Range<u64>) -> Bytes {
+/// These of an object's bytes, as far as there are any.
+pub fn slice(bytes: &Bytes, range: &Range<u64>) -> Bytes {
     let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
     bytes.slice(index(range.start)..index(range.end))
 }

@@ -1,7 +1,7 @@
 //! Sites: a whole host through the cache, as a reverse proxy.
 
 use super::{Edge, Snapshot, Source, unix_millis, value};
-use crate::body::PartsBody;
+use crate::body;
 use crate::cache::{
     self, Answer, CACHE_STATUS, CacheStatus, Forward, Freshness, Pending, Reuse, StoredHead, UnixMillis,
     Verdict, answer, freshen_by_head, invalidated, judge_post,
@@ -472,7 +472,7 @@ impl Edge {
         let body = match content.filter(|range| !range.is_empty()) {
             None => Body::default(),
             Some(range) => {
-                let body = PartsBody::open(&self.cas, found, range, visit.budget.until, permit).await;
+                let body = body::of_response(&self.cas, found, range, visit.budget.until, permit).await;
                 body.map_err(|error| match (self.unreadable(&found.name, &error), error) {
                     (rejection, ReadError::Corrupt | ReadError::Gone) => Retry::Again(rejection),
                     (rejection, ReadError::Io(_)) => Retry::Never(rejection),
