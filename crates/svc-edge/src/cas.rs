@@ -9,6 +9,7 @@ mod disk;
 mod fifo;
 mod hot;
 mod keep;
+mod pending;
 mod reader;
 mod scrub;
 pub mod tree;

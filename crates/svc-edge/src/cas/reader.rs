@@ -83,7 +83,12 @@ impl Reader {
         condition: Arc<Condition>,
         trust: Trust,
     ) -> Result<Reader, ReadError> {
-        let file = Arc::new(File::open(disk.path_of(&address))?);
+        // Of what came from an origin a power cut may leave the row alone; once that is known it is asked for again.
+        let opened = File::open(disk.path_of(&address)).inspect_err(|error| {
+            let missing = error.kind() == io::ErrorKind::NotFound;
+            condition.bad.fetch_or(missing, Ordering::Relaxed);
+        });
+        let file = Arc::new(opened?);
         let stamp = Stamp::of(&file)?;
         let trusted = trust.in_file(&condition, stamp);
         let mut reader = Reader {

@@ -409,7 +409,8 @@ impl Edge {
         let (fill, snapshot) = (self.fill.clone(), visit.snapshot.clone());
         let target = work.target.clone();
         self.fill.service.scoped("fill", move || target.clone(), async move {
-            fill.bring_storable(&pilot.flight, &work, storable, Fill::caps(&snapshot)).await;
+            let bringing = fill.bring_storable(&pilot.flight, &work, storable, Fill::caps(&snapshot));
+            pilot.flight.announced(bringing).await;
         });
         let News::Begun(begun) = flight.news().await else {
             return Err(Retry::Again(Failure::Lost.rejection()));
@@ -504,6 +505,8 @@ impl Edge {
         let empty = matches!(begun.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         let body = if request.method == Method::HEAD || empty {
             Body::default()
+        } else if let Some(bytes) = flight.bytes() {
+            Body::full(bytes)
         } else {
             Body::stream(FlightBody::new(flight.clone(), begun.len, None, permit))
         };
