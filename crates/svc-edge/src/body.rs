@@ -2,7 +2,7 @@
 
 use crate::address::Address;
 use crate::cache::{Body as StoredBody, StoredHead};
-use crate::cas::{Cas, Object, ReadError, Reader, Response};
+use crate::cas::{Cas, Object, ReadError, Reader, Response, slice};
 use crate::semantics::Piece;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
@@ -16,6 +16,27 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 use tokio::task::JoinHandle;
+
+/// A range of an object whose bytes or file are at hand; else the permit is given back. A plain socket takes more than a
+/// few bytes from the file with less ado, also where they are in memory.
+pub(crate) fn at_hand(
+    cas: &Cas,
+    object: &Object,
+    range: &Range<u64>,
+    permit: Permit,
+) -> Result<Body, Permit> {
+    let held = cas.held(object).map(|held| slice(&held, range));
+    if (held.is_none() || FileBody::is_worthwhile(range.end - range.start))
+        && let Some(file) = cas.held_file(object)
+    {
+        let body = FileBody::new(file, range.clone(), permit);
+        return Ok(Body::file(match held {
+            Some(held) => body.with_bytes(held),
+            None => body,
+        }));
+    }
+    held.map(Body::full).ok_or(permit)
+}
 
 /// Where the bytes of a body come from. Its calls block.
 pub(crate) trait Pieces: Send + Unpin + 'static {
@@ -146,158 +167,96 @@ impl<R: Pieces> HttpBody for ObjectBody<R> {
     }
 }
 
-/// A part of an object, to be read.
-type Stretch = (Address, Object, Range<u64>);
-
-/// What was read of one, and how to go on with it.
-type ReadOn = Result<(Option<Reader>, Bytes), ReadError>;
-
-/// A stored response as the body of an answer, of one object or several one after the other.
+/// A stored response, of one object or several, from a place in it to another.
 #[derive(Debug)]
-pub(crate) struct PartsBody {
+struct Parts {
     cas: Arc<Cas>,
-    first: Option<Bytes>,
-    stretches: VecDeque<Stretch>,
-    reading: Option<JoinHandle<ReadOn>>,
+    /// What is to be read yet.
+    stretches: VecDeque<(Address, Object, Range<u64>)>,
+    /// That of the first of them, once it was opened.
     reader: Option<Reader>,
-    left: u64,
-    permit: Permit,
 }
 
-impl PartsBody {
-    /// Reads the first bytes of a range of a response, and checks them.
-    pub(crate) async fn open(
-        cas: &Arc<Cas>,
-        found: &Response,
-        range: Range<u64>,
-        until: Instant,
-        permit: Permit,
-    ) -> Result<Body, ReadError> {
+impl Parts {
+    fn of(cas: &Arc<Cas>, found: &Response, range: &Range<u64>) -> Option<Parts> {
         let mut stretches = VecDeque::new();
         match found.asset.head.as_ref().map(StoredHead::body) {
             Some(StoredBody::Parts(parts)) => {
-                for piece in parts.pieces(range.clone()).ok_or(ReadError::Gone)? {
-                    let (address, object) = found.parts.get(piece.part).ok_or(ReadError::Gone)?;
+                for piece in parts.pieces(range.clone())? {
+                    let (address, object) = found.parts.get(piece.part)?;
                     stretches.push_back((*address, object.clone(), piece.bytes));
                 }
             }
             _ => {
-                let (address, object) = found.parts.first().ok_or(ReadError::Gone)?;
+                let (address, object) = found.parts.first()?;
                 stretches.push_back((*address, object.clone(), range.clone()));
             }
         }
-        if let [(_, object, range)] = stretches.make_contiguous()
-            && let Some(held) = cas.held(object)
-        {
-            let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(held.len());
-            return Ok(Body::full(held.slice(index(range.start)..index(range.end))));
-        }
-        if let [(_, object, range)] = stretches.make_contiguous()
-            && let Some(file) = cas.held_file(object)
-        {
-            return Ok(Body::file(FileBody::new(file, range.clone(), permit)));
-        }
-        let mut body = PartsBody {
-            cas: cas.clone(),
-            first: None,
-            stretches,
-            reading: None,
-            reader: None,
-            left: range.end - range.start,
-            permit,
-        };
-        body.read_ahead();
-        let Some(reading) = body.reading.take() else { return Err(ReadError::Gone) };
-        let read = tokio::time::timeout_at(until.into(), reading).await;
-        let read = read.map_err(|_late| ReadError::Io(std::io::ErrorKind::TimedOut.into()))?;
-        let (reader, bytes) = read.map_err(|lost| ReadError::Io(std::io::Error::other(lost)))??;
-        if let Some((_, object, _)) = body.stretches.front()
-            && bytes.len() as u64 == object.len
-        {
-            cas.hold(object, &bytes);
-        }
-        let file = reader.as_ref().and_then(Reader::unchecked);
-        if let (Some((_, object, _)), Some(file)) = (body.stretches.front(), file) {
-            cas.hold_file(object, file);
-        }
-        if bytes.len() as u64 == body.left {
-            return Ok(Body::full(bytes));
-        }
-        if let ([(_, _, range)], Some(file)) = (&*body.stretches.make_contiguous(), file) {
-            return Ok(Body::file(FileBody::new(file.clone(), range.clone(), body.permit)));
-        }
-        body.advance(reader, &bytes);
-        body.first = Some(bytes);
-        Ok(Body::stream(body))
-    }
-
-    /// Begins to read on.
-    fn read_ahead(&mut self) {
-        let Some((address, object, range)) = self.stretches.front().cloned() else { return };
-        let (cas, reader) = (self.cas.clone(), self.reader.take());
-        self.reading = Some(tokio::task::spawn_blocking(move || {
-            let mut reader = match reader {
-                Some(reader) => reader,
-                None => cas.reader(address, &object)?,
-            };
-            let bytes = reader.read(&range)?;
-            Ok((Some(reader), bytes))
-        }));
-    }
-
-    /// Notes what was read.
-    fn advance(&mut self, reader: Option<Reader>, bytes: &Bytes) {
-        self.reader = reader;
-        if let Some((_, _, range)) = self.stretches.front_mut() {
-            range.start += bytes.len() as u64;
-            if range.start >= range.end {
-                self.stretches.pop_front();
-                self.reader = None;
-            }
-        }
+        Some(Parts { cas: cas.clone(), stretches, reader: None })
     }
 }
 
-impl HttpBody for PartsBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let this = &mut *self;
-        let bytes = match this.first.take() {
-            Some(bytes) => bytes,
-            None => {
-                if this.reading.is_none() {
-                    this.read_ahead();
-                }
-                let Some(reading) = &mut this.reading else { return Poll::Ready(None) };
-                let read = ready!(Pin::new(reading).poll(cx));
-                this.reading = None;
-                let read = read.map_err(|lost| BodyError::Upstream(lost.to_string()))?;
-                let (reader, bytes) = read.map_err(|error| {
-                    if matches!(error, ReadError::Corrupt) {
-                        this.cas.note_bad();
-                    }
-                    // The stream is cut: a client must not take half a response for a whole one.
-                    BodyError::Upstream(error.to_string())
-                })?;
-                this.advance(reader, &bytes);
-                bytes
-            }
+impl Pieces for Parts {
+    /// What comes next, which is what is asked for.
+    fn read(&mut self, _next: &Range<u64>) -> Result<Bytes, ReadError> {
+        let (address, object, range) = self.stretches.front_mut().ok_or(ReadError::Gone)?;
+        let mut reader = match self.reader.take() {
+            Some(reader) => reader,
+            None => self.cas.reader(*address, object)?,
         };
-        this.left -= bytes.len() as u64;
-        this.read_ahead();
-        Poll::Ready(Some(Ok(Frame::data(bytes))))
+        let bytes = reader.read(range).inspect_err(|error| {
+            if matches!(error, ReadError::Corrupt) {
+                self.cas.note_bad();
+            }
+        })?;
+        if bytes.len() as u64 == object.len {
+            self.cas.hold(object, &bytes);
+        }
+        if let Some(file) = reader.unchecked() {
+            self.cas.hold_file(object, file);
+        }
+        range.start += bytes.len() as u64;
+        if range.is_empty() {
+            self.stretches.pop_front();
+        } else {
+            self.reader = Some(reader);
+        }
+        Ok(bytes)
     }
+}
 
-    fn is_end_stream(&self) -> bool {
-        self.left == 0
+/// A range of a stored response as the body of an answer, of which the first bytes are read and checked.
+pub(crate) async fn of_response(
+    cas: &Arc<Cas>,
+    found: &Response,
+    range: Range<u64>,
+    until: Instant,
+    mut permit: Permit,
+) -> Result<Body, ReadError> {
+    let parts = Parts::of(cas, found, &range).ok_or(ReadError::Gone)?;
+    let alone = match parts.stretches.as_slices() {
+        ([(_, object, range)], []) => Some((object.clone(), range.clone())),
+        _ => None,
+    };
+    if let Some((object, range)) = &alone {
+        match at_hand(cas, object, range, permit) {
+            Ok(body) => return Ok(body),
+            Err(unused) => permit = unused,
+        }
     }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.left)
+    let read = tokio::time::timeout_at(until.into(), begin(parts, range.clone())).await;
+    let read = read.map_err(|_late| ReadError::Io(std::io::ErrorKind::TimedOut.into()))?;
+    let (parts, first) = read.map_err(|lost| ReadError::Io(std::io::Error::other(lost)))?;
+    let (first, len) = (first?, range.end - range.start);
+    if first.len() as u64 == len {
+        return Ok(Body::full(first));
     }
+    if let Some((object, range)) = &alone {
+        // Checked as it is by now, it may go as a file.
+        match at_hand(cas, object, range, permit) {
+            Ok(body) => return Ok(body),
+            Err(unused) => permit = unused,
+        }
+    }
+    Ok(Body::stream(ObjectBody::new(parts, first, vec![Piece::Bytes(range)], len, permit)))
 }

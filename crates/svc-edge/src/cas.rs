@@ -9,6 +9,7 @@ mod disk;
 mod fifo;
 mod hot;
 mod keep;
+mod pending;
 mod reader;
 mod scrub;
 pub mod tree;
@@ -18,7 +19,7 @@ pub use catalog::{Asset, Described, Epoch, Names, Object, response_name};
 pub use disk::DiskError;
 pub(crate) use hot::HOT;
 pub use keep::{NewName, NewResponse, Op, Put, Stored, keep};
-pub use reader::{ReadError, Reader, Trust};
+pub use reader::{ReadError, Reader, Trust, slice};
 pub use scrub::{Progress, scrub};
 use upload::Arriving;
 pub use upload::{Arrived, Upload};
@@ -30,8 +31,9 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use catalog::{Catalog, Stamp};
 use disk::Disk;
-use hot::{Held, Hot};
+use hot::Hot;
 use ron_kernel::channel::{self, Receiver, Sender};
+use ron_kernel::http::FileBody;
 use ron_kernel::inventory::{ChannelKind, ChannelSpec, LockSpec, Policy};
 use ron_kernel::kernel::Service;
 use ron_kernel::lock::Lock;
@@ -137,7 +139,8 @@ pub struct Cas {
     disk: Option<Arc<Disk>>,
     catalog: Lock<Catalog>,
     changes: Sender<Op>,
-    hot: Hot,
+    hot_bytes: Hot<Bytes>,
+    hot_files: Hot<File>,
     /// Uploads may be as large together as the store.
     arriving: Arc<Arriving>,
     settings: ArcSwap<Settings>,
@@ -178,7 +181,8 @@ impl Cas {
             bytes: AtomicU64::new(catalog.bytes()),
             catalog: Lock::new(service.inventory(), &CATALOG, catalog),
             changes,
-            hot: Hot::new(service.inventory()),
+            hot_bytes: Hot::bytes(service.inventory()),
+            hot_files: Hot::files(service.inventory()),
             arriving: Arc::default(),
             settings: ArcSwap::from_pointee(settings),
             full: AtomicBool::new(false),
@@ -263,35 +267,28 @@ impl Cas {
         if let Some(bytes) = &object.bytes {
             return Some(bytes.clone());
         }
-        let held = condition.held.load();
-        let Held::Bytes(bytes) = held.as_deref()? else { return None };
-        condition.wanted.store(true, Ordering::Relaxed);
-        Some(bytes.clone())
+        condition.hot_bytes.get().map(|bytes| Bytes::clone(&bytes))
     }
 
     /// The file of an object that is open already, if its bytes need no check and were not found bad.
     pub fn held_file(&self, object: &Object) -> Option<Arc<File>> {
         let condition = &object.condition;
-        let held = condition.held.load();
-        let Held::File(file) = held.as_deref()? else { return None };
-        let stamp = Stamp::of(file).ok().filter(|stamp| stamp.len == object.len)?;
+        let file = condition.hot_file.get()?;
+        let stamp = Stamp::of(&file).ok().filter(|stamp| stamp.len == object.len)?;
         let good = !condition.bad.load(Ordering::Relaxed);
-        if !good || !self.settings.load().trust.in_file(condition, stamp) {
-            return None;
-        }
-        condition.wanted.store(true, Ordering::Relaxed);
-        Some(file.clone())
+        (good && self.settings.load().trust.in_file(condition, stamp)).then_some(file)
     }
 
     /// Keeps all bytes of an object, as they were read from its file, for the next who ask.
     pub fn hold(&self, object: &Object, bytes: &Bytes) {
-        self.hot.keep(&object.condition, Held::Bytes(bytes.clone()));
+        self.hot_bytes.keep(&object.condition, Arc::new(bytes.clone()), bytes.len() as u64);
     }
 
-    /// Keeps the file of an object open, for the next who ask. A small one is left for its bytes to be kept.
+    /// Keeps the file of an object open, for the next who ask. One of which only a few bytes would ever go out is not
+    /// worth it.
     pub fn hold_file(&self, object: &Object, file: &Arc<File>) {
-        if object.len > reader::PIECE {
-            self.hot.keep(&object.condition, Held::File(file.clone()));
+        if FileBody::is_worthwhile(object.len) {
+            self.hot_files.keep(&object.condition, file.clone(), 1);
         }
     }
 

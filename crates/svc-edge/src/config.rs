@@ -224,7 +224,7 @@ settings! {
         memory_bytes: Size = Size::mib(256) => Hot;
         /// When the bytes of an object are checked against its address.
         verify: Verify = Verify::FirstRead => Hot;
-        /// Whether an object must be on disk before it is acknowledged.
+        /// Whether an object that is put here must be on disk before it is acknowledged; for what an origin has the disk is not waited for.
         fsync: Fsync = Fsync::Always => Restart;
         /// Largest object that is taken.
         max_put_bytes: Size = Size::mib(16 << 10) => Hot;

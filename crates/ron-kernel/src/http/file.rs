@@ -27,6 +27,8 @@ const SMALL: u64 = 16 << 10;
 pub struct FileBody {
     file: Arc<File>,
     left: Range<u64>,
+    /// All that is left, if it is in memory too.
+    bytes: Option<Bytes>,
     reading: Option<JoinHandle<io::Result<Bytes>>>,
     /// What lives for as long as the body does.
     _kept: Box<dyn Send>,
@@ -35,7 +37,19 @@ pub struct FileBody {
 impl FileBody {
     /// The range must be within the file; a file that turns out to be shorter breaks the body off.
     pub fn new(file: Arc<File>, range: Range<u64>, kept: impl Send + 'static) -> FileBody {
-        FileBody { file, left: range, reading: None, _kept: Box::new(kept) }
+        FileBody { file, left: range, bytes: None, reading: None, _kept: Box::new(kept) }
+    }
+
+    /// The same with the bytes of its range at hand, for clients that the file cannot be sent to as it is.
+    #[must_use]
+    pub fn with_bytes(self, bytes: Bytes) -> FileBody {
+        let fits = bytes.len() as u64 == self.left();
+        FileBody { bytes: fits.then_some(bytes), ..self }
+    }
+
+    /// Whether so many bytes are better sent from a file than written from memory.
+    pub fn is_worthwhile(length: u64) -> bool {
+        length > SMALL
     }
 
     pub(crate) fn left(&self) -> u64 {
@@ -52,13 +66,14 @@ impl FileBody {
 
     pub(crate) fn advance(&mut self, sent: u64) {
         self.left.start += sent.min(self.left());
+        self.bytes = None;
     }
 
     /// How much of what is next lies in memory, as far as its ends tell; `None` if it has to be read first, or is so
     /// little that it may as well be.
     pub(crate) fn at_hand(&self) -> Option<u64> {
         let window = self.left().min(WINDOW);
-        let last = self.left.start + window.checked_sub(1).filter(|_| window > SMALL)?;
+        let last = self.left.start + window.checked_sub(1).filter(|_| FileBody::is_worthwhile(window))?;
         let held = self.reading.is_none() && self.is_held(self.left.start) && self.is_held(last);
         held.then_some(window)
     }
@@ -76,6 +91,10 @@ impl FileBody {
         let length = usize::try_from(self.left().min(PIECE)).unwrap_or(0);
         if length == 0 {
             return Poll::Ready(None);
+        }
+        if let Some(bytes) = self.bytes.take() {
+            self.advance(bytes.len() as u64);
+            return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
         let bytes = match &mut self.reading {
             None => match read_now(&self.file, self.left.start, length) {

@@ -1,11 +1,10 @@
 //! What is stored, in memory: objects by address, names of assets, and whose turn it is to go.
 
 use super::fifo::{Candidate, Fifo, Frequency};
-use super::hot::Held;
+use super::hot::Slot;
 use crate::address::Address;
 use crate::cache::{StoredHead, UnixMillis};
 use crate::semantics::Coding;
-use arc_swap::ArcSwapOption;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -46,10 +45,9 @@ pub struct Condition {
     pub frequency: Frequency,
     /// Its bytes were found wrong; it is not served until it has been stored again.
     pub bad: AtomicBool,
-    /// Its bytes or its file, if it is wanted often.
-    pub(super) held: ArcSwapOption<Held>,
-    /// Somebody asked for that since it was last looked.
-    pub(super) wanted: AtomicBool,
+    /// Its bytes and its file, if it is wanted often.
+    pub(super) hot_bytes: Slot<Bytes>,
+    pub(super) hot_file: Slot<File>,
     verified: Mutex<Option<Stamp>>,
     /// What every answer says of it, once that was put together.
     described: OnceLock<Described>,

@@ -2,6 +2,7 @@
 //! is made again if it is lost.
 
 use super::catalog::{Asset, Catalog, Condition, Object};
+use super::pending;
 use super::upload::{ArrivedBytes, Temporary};
 use crate::address::Address;
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
@@ -10,12 +11,17 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const OBJECTS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("objects");
 const NAMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("names");
+/// How often the index was changed.
+const CHANGED: TableDefinition<'_, (), u64> = TableDefinition::new("changed");
 /// What the index keeps in memory of itself; everything that requests need is in the catalog.
 const CACHE_BYTES: usize = 8 << 20;
 const OUTBOARD: &str = ".bao";
+/// What the index is told next.
+const PENDING: &str = "pending";
 
 /// What the index is told.
 #[derive(Clone, Debug)]
@@ -40,6 +46,8 @@ pub struct Disk {
     root: PathBuf,
     index: Database,
     sync: bool,
+    /// How often the index was changed.
+    changed: AtomicU64,
 }
 
 fn index_error(error: impl Into<redb::Error>) -> DiskError {
@@ -76,7 +84,8 @@ impl Disk {
                 (open().map_err(index_error)?, false)
             }
         };
-        let disk = Disk { root: root.to_owned(), index, sync };
+        let disk = Disk { root: root.to_owned(), index, sync, changed: AtomicU64::new(0) };
+        disk.catch_up()?;
         if !known || !disk.load(catalog)? {
             let changes = disk.found(catalog).map_err(at(root))?;
             disk.commit(&changes)?;
@@ -152,7 +161,9 @@ impl Disk {
     /// Makes all of it durable at once.
     pub fn commit(&self, changes: &[Change]) -> Result<(), DiskError> {
         let write = self.index.begin_write().map_err(index_error)?;
+        let number = self.changed.load(Ordering::Relaxed) + 1;
         {
+            write.open_table(CHANGED).map_err(index_error)?.insert((), number).map_err(index_error)?;
             let mut objects = write.open_table(OBJECTS).map_err(index_error)?;
             let mut names = write.open_table(NAMES).map_err(index_error)?;
             for change in changes {
@@ -173,7 +184,34 @@ impl Disk {
                 }
             }
         }
-        write.commit().map_err(index_error)
+        write.commit().map_err(index_error)?;
+        self.changed.store(number, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Writes down what the next commit is going to bring, for a process that is killed before it. The disk is not waited
+    /// for, so that after a power cut this may be missing.
+    pub fn note(&self, changes: &[Change]) -> io::Result<()> {
+        let note = pending::encode(self.changed.load(Ordering::Relaxed) + 1, changes);
+        std::fs::write(self.root.join(PENDING), note)
+    }
+
+    /// Does what was noted and not done.
+    fn catch_up(&self) -> Result<(), DiskError> {
+        let read = self.index.begin_read().map_err(index_error)?;
+        let number = match read.open_table(CHANGED) {
+            Err(redb::TableError::TableDoesNotExist(_)) => 0,
+            opened => {
+                let row = opened.map_err(index_error)?.get(()).map_err(index_error)?;
+                row.map_or(0, |row| row.value())
+            }
+        };
+        self.changed.store(number, Ordering::Relaxed);
+        let note = std::fs::read(self.root.join(PENDING)).unwrap_or_default();
+        match pending::decode(&note) {
+            Some((next, changes)) if next == number + 1 => self.commit(&changes),
+            _ => Ok(()),
+        }
     }
 
     pub fn temporary_folder(&self) -> PathBuf {
@@ -196,11 +234,11 @@ impl Disk {
     }
 
     /// Moves an object to its place; its outboard first, so that no object is without one. The folders that must be
-    /// synced go into the set.
+    /// synced go into the set: that of the file if the file itself was.
     pub fn publish(
         &self,
         address: &Address,
-        bytes: &ArrivedBytes,
+        (bytes, synced): (&ArrivedBytes, bool),
         folders: &mut BTreeSet<PathBuf>,
     ) -> io::Result<()> {
         let ArrivedBytes::Disk { file, outboard } = bytes else { return Ok(()) };
@@ -214,7 +252,9 @@ impl Disk {
             std::fs::rename(&outboard.path, self.outboard_of(address))?;
         }
         std::fs::rename(&file.path, &path)?;
-        folders.insert(folder.to_owned());
+        if synced {
+            folders.insert(folder.to_owned());
+        }
         Ok(())
     }
 
@@ -271,7 +311,7 @@ fn walk(folder: &Path, depth: usize, each: &mut impl FnMut(&Path) -> io::Result<
 }
 
 /// An object's row: length, when it was stored, whether by its address, and its SHA-256 if that is known.
-fn encode(object: &Object) -> Vec<u8> {
+pub(super) fn encode(object: &Object) -> Vec<u8> {
     let mut row = Vec::with_capacity(49);
     row.extend_from_slice(&object.len.to_le_bytes());
     row.extend_from_slice(&object.stored.to_le_bytes());
@@ -280,7 +320,7 @@ fn encode(object: &Object) -> Vec<u8> {
     row
 }
 
-fn decode(address: &[u8], row: &[u8]) -> Option<(Address, Object)> {
+pub(super) fn decode(address: &[u8], row: &[u8]) -> Option<(Address, Object)> {
     let (len, rest) = row.split_first_chunk::<8>()?;
     let (stored, rest) = rest.split_first_chunk::<8>()?;
     let (direct, sha256) = rest.split_first()?;

@@ -12,6 +12,7 @@ use ron_kernel::channel::Receiver;
 use ron_kernel::kernel::Service;
 use ron_kernel::task::TaskResult;
 use std::collections::BTreeSet;
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -118,7 +119,7 @@ async fn drained(service: &Service) {
     }
 }
 
-/// What is owed to those who wait, once everything is durable.
+/// What is owed to those who wait.
 enum Owed {
     Stored(oneshot::Sender<Result<Stored, CasError>>, Stored),
     Forgotten(oneshot::Sender<Result<usize, CasError>>, usize),
@@ -131,6 +132,8 @@ struct Outcomes {
     folders: BTreeSet<PathBuf>,
     going: Vec<Address>,
     owed: Vec<Owed>,
+    /// To those who brought what their origin has still: they do not wait for the disk.
+    owed_early: Vec<Owed>,
 }
 
 impl Cas {
@@ -139,10 +142,14 @@ impl Cas {
         let mut out = Outcomes::default();
         for op in batch {
             match op {
-                Op::Put(put, reply) => match self.put_one(*put, &mut out) {
-                    Ok(stored) => out.owed.push(Owed::Stored(reply, stored)),
-                    Err(error) => drop(reply.send(Err(error))),
-                },
+                Op::Put(put, reply) => {
+                    let early = put.name.as_ref().is_some_and(|name| name.response.is_some());
+                    match self.put_one(*put, &mut out) {
+                        Ok(stored) if early => out.owed_early.push(Owed::Stored(reply, stored)),
+                        Ok(stored) => out.owed.push(Owed::Stored(reply, stored)),
+                        Err(error) => drop(reply.send(Err(error))),
+                    }
+                }
                 Op::Forget(names, conditions, reply) => match self.forget_some(&names, &conditions, &mut out)
                 {
                     Ok(count) => out.owed.push(Owed::Forgotten(reply, count)),
@@ -150,7 +157,7 @@ impl Cas {
                 },
                 Op::Freshen(name, found, head, reply) => {
                     let changed = self.freshen_one(&name, &found, head.map(|head| *head), &mut out);
-                    out.owed.push(Owed::Forgotten(reply, changed));
+                    out.owed_early.push(Owed::Forgotten(reply, changed));
                 }
                 Op::Encoded(name, address, encoded) => self.encode_one(&name, address, encoded, &mut out),
                 Op::Adopt { address, len, stored } => self.adopt(address, len, stored, &mut out),
@@ -168,6 +175,15 @@ impl Cas {
                 }
             }
         }
+        self.bytes.store(self.catalog.lock().bytes(), Ordering::Relaxed);
+        let early = std::mem::take(&mut out.owed_early);
+        match self.note(&out.changes, &early) {
+            Ok(()) => pay(early, &Ok(())),
+            Err(error) => {
+                tracing::warn!(%error, "what changes could not be written down");
+                out.owed.extend(early);
+            }
+        }
         let durable = self.make_durable(&out);
         if let Err(error) = &durable {
             tracing::error!(%error, "a change of the store failed");
@@ -180,14 +196,14 @@ impl Cas {
         if durable.is_ok() {
             self.unlink(&out.going);
         }
-        // Whoever waited and left does not want to know.
-        for owed in out.owed {
-            match (owed, &durable) {
-                (Owed::Stored(reply, stored), Ok(())) => drop(reply.send(Ok(stored))),
-                (Owed::Forgotten(reply, count), Ok(())) => drop(reply.send(Ok(count))),
-                (Owed::Stored(reply, _), Err(error)) => drop(reply.send(Err(error.again()))),
-                (Owed::Forgotten(reply, _), Err(error)) => drop(reply.send(Err(error.again()))),
-            }
+        pay(out.owed, &durable);
+    }
+
+    /// Writes down what is going to be in the index, if somebody is told of it before it is there.
+    fn note(&self, changes: &[Change], early: &[Owed]) -> io::Result<()> {
+        match &self.disk {
+            Some(disk) if !early.is_empty() && !changes.is_empty() => disk.note(changes),
+            _ => Ok(()),
         }
     }
 
@@ -392,7 +408,7 @@ impl Cas {
                 }
                 // The bytes that came are known to be good, those on disk perhaps not: they take their place. Readers
                 // have the file they opened, and their own opinion of it.
-                self.publish(&address, &bytes, out)?;
+                self.publish(&address, (&bytes, synced), out)?;
                 if let Some(object) = self.catalog.lock().object_mut(&address) {
                     object.condition = Arc::new(object.condition.renewed());
                 }
@@ -407,7 +423,7 @@ impl Cas {
                 out.going.push(victim);
             }
         }
-        self.publish(&address, &bytes, out)?;
+        self.publish(&address, (&bytes, synced), out)?;
         let bytes = if let ArrivedBytes::Memory(bytes) = bytes { Some(bytes) } else { None };
         let object =
             Object { len, sha256: Some(sha256), direct, stored: now(), bytes, condition: Arc::default() };
@@ -416,7 +432,12 @@ impl Cas {
         Ok(true)
     }
 
-    fn publish(&self, address: &Address, bytes: &ArrivedBytes, out: &mut Outcomes) -> Result<(), CasError> {
+    fn publish(
+        &self,
+        address: &Address,
+        bytes: (&ArrivedBytes, bool),
+        out: &mut Outcomes,
+    ) -> Result<(), CasError> {
         let Some(disk) = &self.disk else { return Ok(()) };
         disk.publish(address, bytes, &mut out.folders).map_err(|error| {
             tracing::error!(%error, "an object could not be put into its place");
@@ -467,6 +488,19 @@ impl Cas {
             }
         }
         Ok(names.len())
+    }
+}
+
+/// Tells those who wait what came of it.
+fn pay(owed: Vec<Owed>, outcome: &Result<(), CasError>) {
+    // Whoever waited and left does not want to know.
+    for owed in owed {
+        match (owed, outcome) {
+            (Owed::Stored(reply, stored), Ok(())) => drop(reply.send(Ok(stored))),
+            (Owed::Forgotten(reply, count), Ok(())) => drop(reply.send(Ok(count))),
+            (Owed::Stored(reply, _), Err(error)) => drop(reply.send(Err(error.again()))),
+            (Owed::Forgotten(reply, _), Err(error)) => drop(reply.send(Err(error.again()))),
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// What is read at a time; whole groups.
-pub(super) const PIECE: u64 = 4 * GROUP;
+const PIECE: u64 = 4 * GROUP;
 /// An object of at most this size is checked as a whole when it is first opened, so that from then on its file can go
 /// out unread, whatever part of it is asked for.
 const WHOLE: u64 = 1 << 20;
@@ -83,7 +83,12 @@ impl Reader {
         condition: Arc<Condition>,
         trust: Trust,
     ) -> Result<Reader, ReadError> {
-        let file = Arc::new(File::open(disk.path_of(&address))?);
+        // Of what came from an origin a power cut may leave the row alone; once that is known it is asked for again.
+        let opened = File::open(disk.path_of(&address)).inspect_err(|error| {
+            let missing = error.kind() == io::ErrorKind::NotFound;
+            condition.bad.fetch_or(missing, Ordering::Relaxed);
+        });
+        let file = Arc::new(opened?);
         let stamp = Stamp::of(&file)?;
         let trusted = trust.in_file(&condition, stamp);
         let mut reader = Reader {
@@ -134,7 +139,7 @@ impl Reader {
     pub fn read(&mut self, range: &Range<u64>) -> Result<Bytes, ReadError> {
         let until = range.end.min((range.start / PIECE + 1) * PIECE);
         let (file, outboard, stamp) = match &self.source {
-            Source::Memory(bytes) => return Ok(slice(bytes, range.start..range.end)),
+            Source::Memory(bytes) => return Ok(slice(bytes, range)),
             Source::Disk { file, outboard, stamp } => (file, outboard.as_ref(), *stamp),
         };
         let Some(checker) = &mut self.checker else {
@@ -164,7 +169,7 @@ impl Reader {
                 if self.checked == self.len {
                     self.condition.set_verified(stamp);
                 }
-                Ok(slice(&bytes, range.start - start..until - start))
+                Ok(slice(&bytes, &(range.start - start..until - start)))
             }
             Err(ReadError::Corrupt) => Err(self.corrupt()),
             Err(other) => Err(other),
@@ -205,7 +210,8 @@ impl Trust {
     }
 }
 
-fn slice(bytes: &Bytes, range: Range<u64>) -> Bytes {
+/// These of an object's bytes, as far as there are any.
+pub fn slice(bytes: &Bytes, range: &Range<u64>) -> Bytes {
     let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
     bytes.slice(index(range.start)..index(range.end))
 }

@@ -161,6 +161,45 @@ async fn what_is_stored_is_there_after_a_restart_and_after_the_index_was_lost() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_was_noted_and_not_committed_is_done_at_the_next_start_and_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || Store::open(Some(folder.path()), settings(1 << 30, Trust::Never));
+    let (index, before) = (folder.path().join("index.redb"), folder.path().join("before"));
+    let store = open();
+    store.put(b"something").await.unwrap();
+    store.close().await;
+    std::fs::copy(&index, &before).unwrap();
+    let store = open();
+    let stored = store.put_response("\0k\0r", "a-body").await.unwrap();
+    store.close().await;
+    // As if it had been killed between the note and the commit.
+    std::fs::rename(&before, &index).unwrap();
+    let store = open();
+    assert!(store.cas.response("\0k\0r").is_some());
+    assert_eq!(store.read(&stored.address).unwrap(), b"a-body");
+    assert_eq!(store.cas.forget(Names::Response("k".to_owned()), Preconditions::default()).await.unwrap(), 1);
+    store.close().await;
+    let store = open();
+    assert!(store.cas.response("\0k\0r").is_none(), "what was purged since stays so");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_response_whose_file_is_missing_is_not_found_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(Some(folder.path()), settings(1 << 30, Trust::IfChecked));
+    let stored = store.put_response("\0k\0r", "a-body").await.unwrap();
+    std::fs::remove_file(store.path_of(&stored.address)).unwrap();
+    assert_eq!(store.cas.responses("k").len(), 1);
+    assert!(matches!(store.read(&stored.address), Err(ReadError::Gone)));
+    assert!(store.cas.responses("k").is_empty(), "so that its origin is asked");
+    store.put_response("\0k\0r", "a-body").await.unwrap();
+    assert_eq!(store.read(&stored.address).unwrap(), b"a-body");
+    assert_eq!(store.cas.responses("k").len(), 1);
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_index_that_cannot_be_read_is_made_again() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(Some(folder.path()), settings(1 << 30, Trust::Never));

@@ -125,7 +125,7 @@ impl Fill {
             head: judged.as_ref().ok().map(|pending| pending.head().clone()),
             len: len.filter(|_| codings.is_empty()),
         };
-        flight.tell(News::Begun(Arc::new(begun)));
+        flight.hold_back(News::Begun(Arc::new(begun)));
         let pumped = pump(&self.cas, flight, answer.payload, &codings, caps, &self.counters).await;
         drop(permit);
         match pumped {

@@ -24,6 +24,7 @@ use std::os::unix::fs::FileExt as _;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::sync::Notify;
 
 pub(crate) static FLIGHTS: LockSpec =
@@ -31,6 +32,9 @@ pub(crate) static FLIGHTS: LockSpec =
 
 /// What is read from the file at a time.
 const PIECE: u64 = 256 << 10;
+
+/// For so long an answer that can leave at once waits for the store before it begins.
+const MOMENT: Duration = Duration::from_millis(50);
 
 /// How an answer begins.
 #[derive(Debug)]
@@ -74,6 +78,8 @@ pub(crate) struct Digests {
 #[derive(Debug)]
 struct State<P> {
     news: Option<News>,
+    /// What becomes the news when it is announced, or at the end.
+    held_back: Option<News>,
     alone: Option<P>,
     /// The client that such an answer would be for has gone, or there was none.
     unclaimed: bool,
@@ -111,6 +117,7 @@ impl<P: Send> Flight<P> {
     pub(crate) fn new(key: String) -> Arc<Flight<P>> {
         let state = State {
             news: None,
+            held_back: None,
             alone: None,
             unclaimed: false,
             chunks: Vec::new(),
@@ -167,15 +174,46 @@ impl<P: Send> Flight<P> {
 
     /// All bytes of an object that has landed, if they are in memory.
     pub(crate) fn bytes(&self) -> Option<Bytes> {
-        let state = self.state();
-        (state.base == 0 && state.end.is_some()).then(|| match &state.chunks[..] {
-            [one] => one.clone(),
-            many => many.concat().into(),
-        })
+        let mut state = self.state();
+        if state.base > 0 || !matches!(state.end, Some(Ok(_))) {
+            return None;
+        }
+        // They are put together once, however many want them.
+        if state.chunks.len() != 1 {
+            let whole = Bytes::from(state.chunks.concat());
+            state.chunks = vec![whole];
+        }
+        state.chunks.first().cloned()
     }
 
     pub(crate) fn tell(&self, news: News) {
         self.change(|state| state.news = Some(news));
+    }
+
+    /// Has those who wait told only when something else happens: who can have all of an answer at once is woken once.
+    pub(crate) fn hold_back(&self, news: News) {
+        self.state().held_back = Some(news);
+    }
+
+    /// Tells what was held back, if anything was.
+    pub(crate) fn announce(&self) {
+        let held_back = self.state().held_back.take();
+        if let Some(news) = held_back {
+            self.tell(news);
+        }
+    }
+
+    /// Waits for work on it. What is held back is told after a moment all the same: a slow disk keeps the last byte of an
+    /// answer and not its beginning.
+    pub(crate) async fn announced<T>(&self, work: impl Future<Output = T>) -> T {
+        tokio::pin!(work);
+        match tokio::time::timeout(MOMENT, &mut work).await {
+            Ok(done) => done,
+            Err(_moment) => {
+                self.announce();
+                work.await
+            }
+        }
     }
 
     /// Leaves an answer for the one client that it is for.
@@ -282,6 +320,9 @@ impl<P: Send> Flight<P> {
 
     pub(crate) fn end(&self, end: Result<Landed, Failure>) {
         self.change(|state| {
+            // Of what is lost nobody has seen anything, so that it can begin anew.
+            let held_back = state.held_back.take().filter(|_| !matches!(end, Err(Failure::Lost)));
+            state.news = state.news.take().or(held_back);
             if let (Err(failure), None) = (&end, &state.news) {
                 state.news = Some(News::Failed(failure.clone()));
             }
@@ -527,6 +568,43 @@ mod tests {
         assert_eq!(waiting.await.unwrap().0, "c");
         assert_eq!(all(&flight).await.unwrap(), b"abc");
         assert_eq!(flight.bytes().unwrap(), "abc");
+    }
+
+    #[tokio::test]
+    async fn what_is_held_back_is_told_when_announced_or_at_the_end_unless_it_is_lost() {
+        let begun = || {
+            let (status, headers) = (StatusCode::OK, HeaderMap::new());
+            News::Begun(Arc::new(Begun { status, headers, head: None, len: None }))
+        };
+        let flight = Flight::<()>::new("k".to_owned());
+        flight.hold_back(begun());
+        flight.push(Bytes::from_static(b"ab"));
+        flight.push(Bytes::from_static(b"c"));
+        assert!(flight.state().news.is_none() && flight.bytes().is_none());
+        flight.end(Ok(landed(3)));
+        assert!(matches!(flight.news().await, News::Begun(_)));
+        assert_eq!(flight.bytes().unwrap(), "abc");
+        assert_eq!(all(&flight).await.unwrap(), b"abc");
+        let flight = Flight::<()>::new("k".to_owned());
+        flight.hold_back(begun());
+        flight.announce();
+        flight.end(Err(Failure::Lost));
+        assert!(matches!(flight.news().await, News::Begun(_)), "it was told before");
+        let flight = Flight::<()>::new("k".to_owned());
+        flight.hold_back(begun());
+        drop(Pilot::new(flight.clone(), None));
+        assert!(matches!(flight.news().await, News::Failed(Failure::Lost)), "it can begin anew");
+    }
+
+    #[tokio::test]
+    async fn what_is_held_back_is_told_before_work_that_takes_long_is_done() {
+        let flight = Flight::<()>::new("k".to_owned());
+        flight.hold_back(News::Changed);
+        let done = flight.announced(async {
+            assert!(matches!(flight.news().await, News::Changed));
+            7
+        });
+        assert_eq!(done.await, 7);
     }
 
     #[tokio::test]

@@ -2,12 +2,15 @@
 
 use super::{Counters, Failure, Flight};
 use crate::cas::{Arrived, Cas, CasError, Upload};
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
+use http_body::{Body as _, Frame};
 use ron_kernel::admission::decode::{Coding, DecodeGuard, DecodeLimits};
 use ron_kernel::http::client::Payload;
 use ron_kernel::http::{Body, BodyError};
 use std::fs::File;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 /// What is gathered before it is written, off the runtime.
@@ -119,18 +122,7 @@ struct Inflow<'a> {
 impl Inflow<'_> {
     async fn run(&mut self, mut body: Body, counters: &Counters) -> Result<(), Failure> {
         loop {
-            let Ok(frame) = tokio::time::timeout(self.caps.stall, body.frame()).await else {
-                counters.timeouts.inc();
-                return Err(Failure::Upstream("it fell silent".to_owned()));
-            };
-            let Some(frame) = frame else { break };
-            let frame = frame.map_err(|error| match error {
-                BodyError::ReadTimeout => {
-                    counters.timeouts.inc();
-                    Failure::Upstream("it fell silent".to_owned())
-                }
-                error => Failure::Upstream(error.to_string()),
-            })?;
+            let Some(frame) = self.next_frame(&mut body, counters).await? else { break };
             let Ok(data) = frame.into_data() else { continue };
             let data = match &mut self.decoder {
                 None => data,
@@ -153,6 +145,9 @@ impl Inflow<'_> {
                 self.held.extend_from_slice(&data);
             }
             self.flight.push(data);
+            if self.len >= STRETCH as u64 {
+                self.flight.announce();
+            }
             if self.held.len() >= STRETCH
                 && let Err(failure) = self.write().await
             {
@@ -169,6 +164,33 @@ impl Inflow<'_> {
             Some(decoder) => decoder.finish().map_err(|error| Failure::Upstream(error.to_string())),
             None => Ok(()),
         }
+    }
+
+    /// The next frame. An answer that does not come all at once is announced to those who wait for it.
+    async fn next_frame(
+        &self,
+        body: &mut Body,
+        counters: &Counters,
+    ) -> Result<Option<Frame<Bytes>>, Failure> {
+        let silent = || {
+            counters.timeouts.inc();
+            Failure::Upstream("it fell silent".to_owned())
+        };
+        let now = std::future::poll_fn(|cx| match Pin::new(&mut *body).poll_frame(cx) {
+            Poll::Ready(frame) => Poll::Ready(Some(frame)),
+            Poll::Pending => Poll::Ready(None),
+        });
+        let frame = match now.await {
+            Some(frame) => frame,
+            None => {
+                self.flight.announce();
+                tokio::time::timeout(self.caps.stall, body.frame()).await.map_err(|_late| silent())?
+            }
+        };
+        frame.transpose().map_err(|error| match error {
+            BodyError::ReadTimeout => silent(),
+            error => Failure::Upstream(error.to_string()),
+        })
     }
 
     /// Goes on without the store, if that is worth anything.

@@ -124,7 +124,7 @@ impl Fill {
             }
             Ok(Exchanged::Passed(passed)) => flight.leave(*passed),
             Ok(Exchanged::Storable(storable)) => {
-                self.bring_storable(flight, &work, *storable, Fill::caps(snapshot)).await;
+                flight.announced(self.bring_storable(flight, &work, *storable, Fill::caps(snapshot))).await;
             }
         }
     }
@@ -294,7 +294,7 @@ impl Fill {
             head: Some(pending.head().clone()),
             len: length_of(&asked),
         };
-        flight.tell(News::Begun(Arc::new(begun)));
+        flight.hold_back(News::Begun(Arc::new(begun)));
         let Asked { answer, exchange, permit } = asked;
         // What is too large to be stored still goes to who asked for it.
         let open = Caps { bytes_max: u64::MAX, unstored: true, ..caps };

@@ -2,9 +2,9 @@
 
 use super::{Edge, Snapshot, Source, unix_millis, value};
 use crate::address::Address;
-use crate::body::{ObjectBody, Stored};
+use crate::body::{ObjectBody, Stored, at_hand};
 use crate::cache::{CACHE_STATUS, CacheStatus, StoredHead};
-use crate::cas::{Described, Object, ReadError};
+use crate::cas::{Described, Object, ReadError, slice};
 use crate::semantics::{Available, Coding, Decision, Piece, REPR_DIGEST, Variant, decide, repr_digest};
 use bytes::{Bytes, BytesMut};
 use http::header::{
@@ -21,7 +21,6 @@ use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
 use std::fmt::Display;
 use std::io::ErrorKind;
-use std::ops::Range;
 
 /// What is stored under an address never changes.
 pub(super) const FOREVER: &str = "public, max-age=31536000, immutable";
@@ -131,12 +130,15 @@ impl Edge {
         });
         let Some(first) = first.filter(|range| !range.is_empty()) else { return Ok(Body::default()) };
         let until = if decision.content_length <= SHORT { Some(budget.until) } else { budget.client };
-        if let Some(held) = self.cas.held(&object) {
-            return Ok(Body::full(assembled(&held, decision.pieces)).ending_by(until));
-        }
         let whole = matches!(&decision.pieces[..], [Piece::Bytes(_)]);
-        if let Some(file) = self.cas.held_file(&object).filter(|_| whole) {
-            return Ok(Body::file(FileBody::new(file, first, permit)).ending_by(until));
+        let mut permit = permit;
+        if whole {
+            match at_hand(&self.cas, &object, &first, permit) {
+                Ok(body) => return Ok(body.ending_by(until)),
+                Err(unused) => permit = unused,
+            }
+        } else if let Some(held) = self.cas.held(&object) {
+            return Ok(Body::full(assembled(&held, decision.pieces)).ending_by(until));
         }
         let seen = object.clone();
         let (cas, range) = (self.cas.clone(), first.clone());
@@ -156,7 +158,8 @@ impl Edge {
         let (reader, bytes) = opened.map_err(|error| self.unreadable(&address, &error))?;
         if bytes.len() as u64 == seen.len {
             self.cas.hold(&seen, &bytes);
-        } else if let Some(file) = reader.unchecked() {
+        }
+        if let Some(file) = reader.unchecked() {
             self.cas.hold_file(&seen, file);
         }
         if bytes.len() as u64 == decision.content_length {
@@ -191,20 +194,13 @@ impl Edge {
     }
 }
 
-/// A body of an object that is all there.
-fn assembled(held: &Bytes, mut pieces: Vec<Piece>) -> Bytes {
-    let slice = |range: &Range<u64>| {
-        let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
-        held.slice(index(range.start)..index(range.end))
-    };
-    if let [Piece::Bytes(range)] = &pieces[..] {
-        return slice(range);
-    }
+/// Several parts of an object that is all there, and what goes between them.
+fn assembled(held: &Bytes, pieces: Vec<Piece>) -> Bytes {
     let mut out = BytesMut::new();
-    for piece in pieces.drain(..) {
+    for piece in pieces {
         match piece {
             Piece::Text(text) => out.extend_from_slice(&text),
-            Piece::Bytes(range) => out.extend_from_slice(&slice(&range)),
+            Piece::Bytes(range) => out.extend_from_slice(&slice(held, &range)),
         }
     }
     out.freeze()

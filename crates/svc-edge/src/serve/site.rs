@@ -1,7 +1,7 @@
 //! Sites: a whole host through the cache, as a reverse proxy.
 
 use super::{Edge, Snapshot, Source, unix_millis, value};
-use crate::body::PartsBody;
+use crate::body;
 use crate::cache::{
     self, Answer, CACHE_STATUS, CacheStatus, Forward, Freshness, Pending, Reuse, StoredHead, UnixMillis,
     Verdict, answer, freshen_by_head, invalidated, judge_post,
@@ -409,7 +409,8 @@ impl Edge {
         let (fill, snapshot) = (self.fill.clone(), visit.snapshot.clone());
         let target = work.target.clone();
         self.fill.service.scoped("fill", move || target.clone(), async move {
-            fill.bring_storable(&pilot.flight, &work, storable, Fill::caps(&snapshot)).await;
+            let bringing = fill.bring_storable(&pilot.flight, &work, storable, Fill::caps(&snapshot));
+            pilot.flight.announced(bringing).await;
         });
         let News::Begun(begun) = flight.news().await else {
             return Err(Retry::Again(Failure::Lost.rejection()));
@@ -472,7 +473,7 @@ impl Edge {
         let body = match content.filter(|range| !range.is_empty()) {
             None => Body::default(),
             Some(range) => {
-                let body = PartsBody::open(&self.cas, found, range, visit.budget.until, permit).await;
+                let body = body::of_response(&self.cas, found, range, visit.budget.until, permit).await;
                 body.map_err(|error| match (self.unreadable(&found.name, &error), error) {
                     (rejection, ReadError::Corrupt | ReadError::Gone) => Retry::Again(rejection),
                     (rejection, ReadError::Io(_)) => Retry::Never(rejection),
@@ -504,6 +505,8 @@ impl Edge {
         let empty = matches!(begun.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         let body = if request.method == Method::HEAD || empty {
             Body::default()
+        } else if let Some(bytes) = flight.bytes() {
+            Body::full(bytes)
         } else {
             Body::stream(FlightBody::new(flight.clone(), begun.len, None, permit))
         };

@@ -43,6 +43,7 @@ impl Handler for Paths {
             }
             "/stream" => Response::new(Body::stream(Few(3))),
             "/file" => Response::new(Body::file(stretch(3..700_003))),
+            "/both" => Response::new(Body::file(stretch(3..40_003).with_bytes(vec![b'!'; 40_000].into()))),
             "/short" => Response::new(Body::file(stretch(600_000..900_000))),
             "/large" => Response::new(Body::file(stretch(0..64 << 20))),
             _ => Response::new(Body::full("hello")),
@@ -222,6 +223,12 @@ async fn a_file_goes_out_as_it_is_over_every_kind_of_connection() {
     local.write_all(b"GET /file HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
     let answer = read_all(&mut local).await;
     assert_eq!(answer.split_once("\r\n\r\n").unwrap().1, expected, "read here, and sent on");
+    // Where the bytes are at hand, the file is for sockets that take it from there.
+    let both = b"GET /both HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    assert!(fixture.exchange(both).await.ends_with(&expected[..40_000]));
+    let mut local = UnixStream::connect(&path).await.unwrap();
+    local.write_all(both).await.unwrap();
+    assert!(read_all(&mut local).await.ends_with(&format!("\r\n\r\n{}", "!".repeat(40_000))));
     let head = fixture.exchange(b"HEAD /file HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
     assert!(head.ends_with("\r\n\r\n") && head.contains("content-length: 700000"), "{head}");
 }
