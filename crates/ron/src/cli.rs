@@ -209,6 +209,9 @@ pub(crate) enum OverlayCommand {
         topic: String,
         /// The message; - reads it from standard input.
         text: String,
+        /// Each line is a message of its own.
+        #[arg(long)]
+        lines: bool,
         /// How long to wait for room, such as 2s, if no peer has any.
         #[arg(long, value_name = "TIME")]
         wait: Option<Span>,

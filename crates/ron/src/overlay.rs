@@ -6,14 +6,18 @@ use crate::commands::print;
 use crate::table::{aligned, list, pairs, row, text};
 use anyhow::Context as _;
 use ron_kernel::units::Span;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
 pub(crate) fn run(command: OverlayCommand) -> anyhow::Result<ExitCode> {
     match command {
-        OverlayCommand::Pub { topic, text, wait, target } => publish(&topic, &text, wait, &target),
+        OverlayCommand::Pub { topic, text, lines, wait, target } => {
+            let payload = if text == "-" { read_input()? } else { text.into_bytes() };
+            let publish = if lines { publish_lines } else { publish };
+            publish(&topic, &payload, wait, &target)
+        }
         OverlayCommand::Sub { topic, target } => follow(&topic, &target),
         OverlayCommand::Peers { target } => {
             let answer = Admin::find(&target)?.ask("GET", "/overlay/peers", "")?;
@@ -23,15 +27,41 @@ pub(crate) fn run(command: OverlayCommand) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn publish(topic: &str, message: &str, wait: Option<Span>, target: &Target) -> anyhow::Result<ExitCode> {
-    let mut payload = message.as_bytes().to_vec();
-    if message == "-" {
-        payload.clear();
-        std::io::stdin().read_to_end(&mut payload).context("cannot read standard input")?;
+fn read_input() -> anyhow::Result<Vec<u8>> {
+    let mut payload = Vec::new();
+    std::io::stdin().read_to_end(&mut payload).context("cannot read standard input")?;
+    Ok(payload)
+}
+
+/// Messages in one request at most, as the node has it.
+const MESSAGES_MAX: usize = 128;
+
+/// Publishes each line, many to a request; an error says how far it came.
+fn publish_lines(topic: &str, input: &[u8], wait: Option<Span>, target: &Target) -> anyhow::Result<ExitCode> {
+    let input = std::str::from_utf8(input).context("lines must be text; without --lines anything goes")?;
+    let lines: Vec<String> = input.lines().map(|line| json!({"payload": line}).to_string()).collect();
+    let wait = wait.map(|wait| format!("{}ms", wait.0.as_millis()));
+    let mut fields = vec![("Content-Type", "application/x-ndjson")];
+    fields.extend(wait.iter().map(|wait| ("Request-Timeout", wait.as_str())));
+    let (admin, mut published) = (Admin::find(target)?, 0);
+    for batch in lines.chunks(MESSAGES_MAX) {
+        let answer = admin.send("POST", &path(topic), &fields, batch.join("\n").as_bytes())?;
+        if target.json {
+            print(&answer.body.to_string())?;
+        }
+        let why = text(&answer.body["detail"]);
+        let why = if answer.status == 202 { "no peer has room for the next" } else { &why };
+        published += answer.body["accepted"].as_u64().unwrap_or(0);
+        let whole = answer.body["accepted"].as_u64() == Some(batch.len() as u64);
+        anyhow::ensure!(whole, "{published} of {} messages are published: {why}", lines.len());
     }
+    if target.json { Ok(ExitCode::SUCCESS) } else { print(&format!("{published} messages are published")) }
+}
+
+fn publish(topic: &str, payload: &[u8], wait: Option<Span>, target: &Target) -> anyhow::Result<ExitCode> {
     let wait = wait.map(|wait| format!("{}ms", wait.0.as_millis()));
     let fields: Vec<_> = wait.iter().map(|wait| ("Request-Timeout", wait.as_str())).collect();
-    let answer = Admin::find(target)?.send("POST", &path(topic), &fields, &payload)?;
+    let answer = Admin::find(target)?.send("POST", &path(topic), &fields, payload)?;
     if target.json {
         print(&answer.body.to_string())?;
     }

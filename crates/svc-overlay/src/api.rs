@@ -7,15 +7,16 @@ use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body as HttpBody, Frame};
-use oap::gossip::{Delivery, MessageId, Topic};
+use oap::gossip::{Delivery, MessageId, Published, Topic};
 use oap::session::Role;
 use ron_kernel::admin::Answering;
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::http::{Body, BodyError, WritePatience};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID, json_response};
 use ron_kernel::reason::Reason;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -28,6 +29,10 @@ const TOPICS: &str = "/overlay/topics/";
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// How long a subscriber may take nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// What a body with a message in each line is.
+const NDJSON: &str = "application/x-ndjson";
+/// Messages of one request: the engine does nothing else while it publishes them.
+const MESSAGES_MAX: usize = 128;
 /// Messages that wait together are sent together, until they have so many bytes.
 const PIECE: usize = 16 << 10;
 /// The longest that a publisher may wait for room.
@@ -95,21 +100,34 @@ impl Handle {
             _ => Rejection::new(Reason::Malformed, "the body could not be read"),
         })?;
         // Who states no deadline does not wait for room.
-        let deadline = budget.client.map_or(now, |asked| asked.min(budget.until));
-        let published = self.publish(topic, payload, deadline.into()).await.map_err(|error| match error {
-            PublishError::TooLarge(_) => Rejection::new(Reason::BodyCap, error.to_string()),
-            PublishError::Busy | PublishError::Backpressure => {
-                Rejection::new(Reason::Busy, error.to_string())
+        let deadline = budget.client.map_or(now, |asked| asked.min(budget.until)).into();
+        let told = |published: Published| {
+            let mut body = json!({"id": form.name(published.id)});
+            if form == Form::Operator {
+                body["queued"] = published.queued.into();
+                body["lazy"] = published.lazy.into();
+                body["refused"] = published.refused.into();
             }
-            PublishError::Timeout { .. } => Rejection::new(Reason::Timeout, error.to_string()),
-            PublishError::Canceled => Rejection::new(Reason::Draining, error.to_string()),
-        })?;
-        let mut body = json!({"id": form.name(published.id)});
-        if form == Form::Operator {
-            body["queued"] = published.queued.into();
-            body["lazy"] = published.lazy.into();
-            body["refused"] = published.refused.into();
+            body
+        };
+        // A bridge to another node hands on the message alone, so that none has this.
+        let several = request.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == NDJSON);
+        if !several || form == Form::Bridge {
+            let published = self.publish(topic, payload, deadline).await.map_err(rejection)?;
+            return Ok(json_response(StatusCode::ACCEPTED, &told(published), corr));
         }
+        let payloads = lines(&payload)?;
+        let done = self.publish_all(topic, &payloads, deadline).await;
+        let accepted = done.iter().filter(|one| one.is_ok()).count();
+        if let Some(error) = done.iter().find_map(|one| one.err()).filter(|_| accepted == 0) {
+            return Err(rejection(error));
+        }
+        let of_each = |one: Result<Published, PublishError>| match one {
+            Ok(published) => told(published),
+            Err(error) => json!({"error": rejection(error).reason.code()}),
+        };
+        let messages: Vec<Value> = done.into_iter().map(of_each).collect();
+        let body = json!({"accepted": accepted, "messages": messages});
         Ok(json_response(StatusCode::ACCEPTED, &body, corr))
     }
 
@@ -183,6 +201,54 @@ impl Handle {
         let body = json!({"self": own, "peers": peers, "greylisted": greylisted});
         Ok(json_response(StatusCode::OK, &body, corr))
     }
+}
+
+/// A message of a request that has several.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line<'a> {
+    #[serde(borrow)]
+    payload: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    payload_base64: Option<Cow<'a, str>>,
+}
+
+/// The payloads of a body with a JSON object in each line.
+fn lines(body: &[u8]) -> Result<Vec<Bytes>, Rejection> {
+    let mut payloads = Vec::new();
+    for (number, line) in body.split(|byte| *byte == b'\n').enumerate() {
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        let payload = match serde_json::from_slice(line) {
+            Ok(Line { payload: Some(text), payload_base64: None }) => Some(text.into_owned().into_bytes()),
+            Ok(Line { payload: None, payload_base64: Some(bytes) }) => BASE64_STANDARD.decode(&*bytes).ok(),
+            _ => None,
+        };
+        let payload = payload.ok_or_else(|| {
+            let wanted = r#"{"payload":"text"} or {"payload_base64":"…"}"#;
+            Rejection::new(Reason::Malformed, format!("line {} is not {wanted}", number + 1))
+        })?;
+        if payloads.len() == MESSAGES_MAX {
+            let much = format!("a request may have at most {MESSAGES_MAX} messages");
+            return Err(Rejection::new(Reason::BodyCap, much));
+        }
+        payloads.push(payload.into());
+    }
+    if payloads.is_empty() {
+        return Err(Rejection::new(Reason::Malformed, "there is no message in the body"));
+    }
+    Ok(payloads)
+}
+
+fn rejection(error: PublishError) -> Rejection {
+    let reason = match error {
+        PublishError::TooLarge(_) => Reason::BodyCap,
+        PublishError::Busy | PublishError::Backpressure => Reason::Busy,
+        PublishError::Timeout { .. } => Reason::Timeout,
+        PublishError::Canceled => Reason::Draining,
+    };
+    Rejection::new(reason, error.to_string())
 }
 
 fn other_method(allowed: &'static str) -> Rejection {
@@ -307,6 +373,24 @@ impl HttpBody for Deliveries {
 mod tests {
     use super::*;
     use oap::NodeId;
+
+    #[test]
+    fn a_body_of_lines_is_as_many_messages_or_says_which_line_is_none() {
+        let body = "{\"payload\":\"a\\nb\"}\n\r\n{\"payload_base64\":\"/w==\"}\n{\"payload\":\"\"}";
+        assert_eq!(lines(body.as_bytes()).unwrap(), [&b"a\nb"[..], b"\xff", b""]);
+        for (body, reason, said) in [
+            ("", Reason::Malformed, "no message"),
+            ("{\"payload\":\"a\"}\nb", Reason::Malformed, "line 2 "),
+            ("{}", Reason::Malformed, "line 1 "),
+            ("{\"payload_base64\":\"?\"}", Reason::Malformed, "line 1 "),
+            ("{\"payload\":\"\",\"payload_base64\":\"\"}", Reason::Malformed, "line 1 "),
+            (&"{\"payload\":\"\"}\n".repeat(MESSAGES_MAX + 1), Reason::BodyCap, "at most 128"),
+        ] {
+            let refused = lines(body.as_bytes()).unwrap_err();
+            assert_eq!(refused.reason, reason);
+            assert!(refused.detail.contains(said), "{}", refused.detail);
+        }
+    }
 
     #[test]
     fn a_message_is_shown_as_one_event_with_its_payload_as_text_or_in_base64() {

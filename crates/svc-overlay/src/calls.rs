@@ -44,6 +44,12 @@ pub(crate) enum Call {
         payload: Bytes,
         answer: oneshot::Sender<Result<Published, oap::gossip::PublishError>>,
     },
+    /// Several messages, in order, until no peer has room for one: its outcome is then the last.
+    PublishAll {
+        topic: Topic,
+        payloads: Vec<Bytes>,
+        answer: oneshot::Sender<Vec<Result<Published, oap::gossip::PublishError>>>,
+    },
     Follow(Topic),
     Unfollow(Topic),
     Peers(oneshot::Sender<Known>),

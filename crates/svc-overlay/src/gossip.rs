@@ -5,11 +5,12 @@ use crate::link::{End, Link};
 use crate::metrics::bucket;
 use crate::pressure::{Fill, Pressure};
 use crate::shared::{EGRESS, INGRESS_FRAMES, Shared};
+use bytes::Bytes;
 use oap::NodeId;
 use oap::control::Goaway;
 use oap::gossip::{
-    Action, Cause, ConnectError, Delivery, Engine, Incoming, Lane, Now, Offence, PeerId, PublishError, Queue,
-    SharedEgress,
+    Action, Cause, ConnectError, Delivery, Engine, Incoming, Lane, Now, Offence, PeerId, PublishError,
+    Published, Queue, SharedEgress, Topic,
 };
 use ron_kernel::bus::KernelEvent;
 use ron_kernel::health::Severity;
@@ -153,12 +154,19 @@ impl Gossip {
             Call::Refused(peer, corr) => self.engine.refused(now, peer, corr),
             Call::Offend(peer, offence) => self.engine.offend(now, peer, offence),
             Call::Publish { topic, payload, answer } => {
-                let published = self.engine.publish(now, &topic, payload);
-                if published == Err(PublishError::Busy) {
-                    self.shared.busy(EGRESS.name, 1);
-                }
+                let published = self.publish(now, &topic, payload);
                 // Whoever asked may have given up; the message is published all the same.
                 let _ = answer.send(published);
+            }
+            Call::PublishAll { topic, payloads, answer } => {
+                let mut done = Vec::with_capacity(payloads.len());
+                for payload in payloads {
+                    done.push(self.publish(now, &topic, payload));
+                    if done.last() == Some(&Err(PublishError::Busy)) {
+                        break;
+                    }
+                }
+                let _ = answer.send(done);
             }
             Call::Follow(topic) => self.engine.follow(now, &topic),
             Call::Unfollow(topic) => self.engine.unfollow(&topic),
@@ -170,6 +178,14 @@ impl Gossip {
                 let _ = answer.send(known);
             }
         }
+    }
+
+    fn publish(&mut self, now: Now, topic: &Topic, payload: Bytes) -> Result<Published, PublishError> {
+        let published = self.engine.publish(now, topic, payload);
+        if published == Err(PublishError::Busy) {
+            self.shared.busy(EGRESS.name, 1);
+        }
+        published
     }
 
     fn open(

@@ -47,6 +47,15 @@ pub enum PublishError {
     Canceled,
 }
 
+impl From<oap::gossip::PublishError> for PublishError {
+    fn from(error: oap::gossip::PublishError) -> PublishError {
+        match error {
+            oap::gossip::PublishError::TooLarge(size) => PublishError::TooLarge(size),
+            oap::gossip::PublishError::Busy => PublishError::Busy,
+        }
+    }
+}
+
 /// Why a topic cannot be followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -81,29 +90,74 @@ impl Handle {
         let begun = Instant::now();
         loop {
             let room = self.shared.room.notified();
-            let refused = match self.try_publish(topic, payload.clone(), deadline).await {
-                Err(PublishError::Busy) => PublishError::Busy,
+            let (own, bytes) = (topic.clone(), payload.clone());
+            let call = |answer| Call::Publish { topic: own, payload: bytes, answer };
+            match self.ask(deadline, call).await.and_then(|done| done.map_err(PublishError::from)) {
+                Err(PublishError::Busy) => self.wait(begun, deadline, room).await?,
                 done => return done,
-            };
-            if Instant::now() >= deadline {
-                if begun >= deadline {
-                    return Err(refused);
-                }
-                for bucket in full_buckets(&self.shared) {
-                    self.shared.numbers.backpressure.with([bucket]).inc();
-                }
-                return Err(PublishError::Backpressure);
             }
-            let _ = timeout_at(deadline.min(Instant::now() + LOOK_AGAIN), room).await;
         }
     }
 
-    async fn try_publish(
+    /// Publishes messages in order, and says of each what became of it. Where no peer has room for one, waits for that
+    /// until the deadline; from then on none is published any more.
+    pub async fn publish_all(
         &self,
         topic: &Topic,
-        payload: Bytes,
+        payloads: &[Bytes],
         deadline: Instant,
-    ) -> Result<Published, PublishError> {
+    ) -> Vec<Result<Published, PublishError>> {
+        let begun = Instant::now();
+        let mut done = Vec::with_capacity(payloads.len());
+        while done.len() < payloads.len() {
+            let room = self.shared.room.notified();
+            let (topic, rest) = (topic.clone(), payloads[done.len()..].to_vec());
+            let call = |answer| Call::PublishAll { topic, payloads: rest, answer };
+            let failed = match self.ask(deadline, call).await {
+                Ok(mut some) => {
+                    let refused = some.pop_if(|last| *last == Err(oap::gossip::PublishError::Busy));
+                    done.extend(some.into_iter().map(|one| one.map_err(PublishError::from)));
+                    refused.map(|_| PublishError::Busy)
+                }
+                Err(error) => Some(error),
+            };
+            let over = match failed {
+                Some(PublishError::Busy) => self.wait(begun, deadline, room).await.err(),
+                failed => failed,
+            };
+            if let Some(error) = over {
+                done.resize(payloads.len(), Err(error));
+            }
+        }
+        done
+    }
+
+    /// Nobody has room: waits for some, unless the deadline has passed.
+    async fn wait(
+        &self,
+        begun: Instant,
+        deadline: Instant,
+        room: tokio::sync::futures::Notified<'_>,
+    ) -> Result<(), PublishError> {
+        if Instant::now() < deadline {
+            let _ = timeout_at(deadline.min(Instant::now() + LOOK_AGAIN), room).await;
+            return Ok(());
+        }
+        if begun >= deadline {
+            return Err(PublishError::Busy);
+        }
+        for bucket in full_buckets(&self.shared) {
+            self.shared.numbers.backpressure.with([bucket]).inc();
+        }
+        Err(PublishError::Backpressure)
+    }
+
+    /// Asks the engine to publish, if it takes anything from here.
+    async fn ask<T>(
+        &self,
+        deadline: Instant,
+        call: impl FnOnce(oneshot::Sender<T>) -> Call,
+    ) -> Result<T, PublishError> {
         let shared = &self.shared;
         if shared.service.shutdown().phase() != Phase::Running {
             return Err(PublishError::Canceled);
@@ -114,15 +168,13 @@ impl Handle {
             return Err(PublishError::Busy);
         }
         let (answer, answered) = oneshot::channel();
-        if !shared.call(Call::Publish { topic: topic.clone(), payload, answer }) {
+        if !shared.call(call(answer)) {
             return Err(PublishError::Busy);
         }
         // Also one who does not wait for room waits for the engine, which is never far.
         let until = deadline.max(Instant::now() + ENGINE);
         match timeout_at(until, answered).await {
-            Ok(Ok(Ok(published))) => Ok(published),
-            Ok(Ok(Err(oap::gossip::PublishError::TooLarge(size)))) => Err(PublishError::TooLarge(size)),
-            Ok(Ok(Err(oap::gossip::PublishError::Busy))) => Err(PublishError::Busy),
+            Ok(Ok(done)) => Ok(done),
             Ok(Err(_gone)) => Err(PublishError::Canceled),
             Err(_elapsed) => Err(PublishError::Timeout { op: "publish" }),
         }

@@ -1,7 +1,7 @@
 //! Messages among real processes.
 
 use super::{Follower, connected, connects, node, open, peer, peers, publish, text};
-use ron_testkit::{Node, command, get, ron};
+use ron_testkit::{Node, command, get, request, ron};
 use std::io::Write as _;
 use std::process::Stdio;
 
@@ -41,6 +41,40 @@ fn a_message_reaches_every_node_of_a_line_and_commands_show_it() {
             && c.metric("gossip_frames_total{dir=\"tx\"}") >= 1.0
     });
     assert!(c.metric("gossip_duplicate_ratio") <= 1.0);
+}
+
+#[test]
+fn several_messages_in_one_request_are_published_in_order() {
+    let a = node("admit = \"any\"", "");
+    let b = node(&peers(&[&a]), "");
+    connects(&b, 1);
+    let follower = Follower::start(&b, "many");
+    // More than one request may have, so that there are two.
+    let lines: Vec<String> = (0..130).map(|number| format!("message {number}")).collect();
+    let args = ["overlay", "pub", "many", "-", "--lines", "--config", "ron.toml"];
+    let mut child =
+        command(&args, a.dir.path()).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(lines.join("\n").as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "130 messages are published\n");
+    let mut sorted = lines;
+    sorted.sort();
+    assert_eq!(follower.payloads(130), sorted);
+    let token = std::fs::read_to_string(a.dir.path().join("admin.token")).unwrap();
+    let fields =
+        [("Authorization", &*format!("Bearer {}", token.trim())), ("Content-Type", "application/x-ndjson")];
+    let post = |body: &[u8]| request(&a.admin(), "POST", "/overlay/topics/many", &fields, body).unwrap();
+    let answer = post(b"{\"payload\":\"x\"}\n{\"payload_base64\":\"/w==\"}\n");
+    assert_eq!(answer.status, 202, "{}", answer.text());
+    let body = answer.json();
+    assert_eq!((&body["accepted"], &body["messages"][1]["refused"]), (&2.into(), &0.into()));
+    let came = [follower.next(), follower.next()];
+    for (number, key, payload) in [(0, "payload", "x"), (1, "payload_base64", "/w==")] {
+        assert_eq!(came[number][key], payload);
+        assert_eq!(came[number]["id"], body["messages"][number]["id"]);
+    }
+    assert_eq!(post(b"no JSON").reason(), "malformed");
+    assert_eq!(post("{\"payload\":\"\"}\n".repeat(129).as_bytes()).reason(), "body_cap");
 }
 
 #[test]
