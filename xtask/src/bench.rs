@@ -1,4 +1,5 @@
-//! `cargo xtask bench`: ron beside its peers (nginx, HAProxy, Varnish, etcd, NATS), in one run on one machine.
+//! `cargo xtask bench`: ron beside its peers (nginx, HAProxy, Varnish, etcd, NATS, gossipsub), in one run on one
+//! machine.
 //!
 //! The server under test has a core of its own; origin and client share the other. Runs of the servers alternate,
 //! and a figure is the median over the rounds, so that what else the machine does falls on all alike.

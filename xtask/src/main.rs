@@ -28,7 +28,8 @@ cargo xtask bench edge [--quick] [SCENARIO...]
 cargo xtask bench registry [--quick] [SCENARIO...]
                                        beside etcd; none named: all of commits reads streams verify
 cargo xtask bench overlay [--quick] [SCENARIO...]
-                                       beside NATS; none named: all of codec session star gossip frozen sessions
+                                       beside NATS and gossipsub; none named: all of
+                                       codec session star gossip frozen sessions
 cargo xtask soak gateway [MINUTES]     overload, faults, kills and reloads, 30 minutes by default
 cargo xtask soak overlay [MINUTES] [--nodes N] [--seconds S] [--calm]
                                        simulated networks from fresh seeds until the time is over, 30 minutes by

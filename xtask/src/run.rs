@@ -32,6 +32,20 @@ pub(crate) fn optimised(args: &[&str]) -> bool {
     cargo(&["build", "--release", "-p", "xtask"]) && command.status().is_ok_and(|status| status.success())
 }
 
+/// What an example of ours prints, as JSON. It is built apart from its run, so that one sees it being built.
+pub(crate) fn example(package: &str, name: &str, args: &[&str]) -> Option<serde_json::Value> {
+    if !cargo(&["build", "--release", "-p", package, "--example", name]) {
+        return None;
+    }
+    println!("running the example {name} of {package}");
+    let output = Command::new(target().join("release/examples").join(name)).args(args).output().ok()?;
+    let figures = serde_json::from_slice(&output.stdout).ok().filter(|_| output.status.success());
+    if figures.is_none() {
+        println!("{}", String::from_utf8_lossy(&output.stderr));
+    }
+    figures
+}
+
 /// Runs a command, saying what and how long.
 pub(crate) fn status(mut command: Command) -> bool {
     command.current_dir(root());

@@ -17,6 +17,8 @@ pub(crate) fn all(without_servers: bool) -> bool {
     }
     let checks = [
         cargo(&["fmt", "--all", "--check"]),
+        // It is built by the benchmark alone, so its form is all there is to check here.
+        cargo(&["fmt", "--check", "--manifest-path", "xtask/peers/gossipsub/Cargo.toml"]),
         cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
         cargo(&[
             "clippy",

@@ -1,5 +1,5 @@
-//! `cargo xtask bench overlay`: frames, one session and ten thousand, a star beside NATS, gossip of eight processes, and
-//! a frozen peer.
+//! `cargo xtask bench overlay`: frames, one session and ten thousand, a star beside NATS and gossipsub, gossip of eight
+//! processes and a frozen one among them beside gossipsub.
 //!
 //! Everything shares both cores, the load included: what counts is the work for each delivered message, in seconds of
 //! processor time, which a busy machine disturbs least. Load is open: a message is due at its instant, whatever became
@@ -8,7 +8,9 @@
 mod field;
 mod frozen;
 mod gossip;
+mod gossipsub;
 mod nats;
+mod nodes;
 mod sessions;
 mod star;
 
@@ -18,20 +20,11 @@ pub(super) use sessions::run as sessions;
 pub(super) use star::run as star;
 
 use super::{Bench, table};
-use crate::run::root;
+use crate::run::example;
 use serde_json::{Value, json};
-use std::process::Command;
-
-/// What an example of ours prints with `--json`.
-fn example(package: &str, name: &str) -> Option<Value> {
-    let mut command = Command::new("cargo");
-    command.args(["run", "--quiet", "--release", "-p", package, "--example", name, "--", "--json"]);
-    let output = command.current_dir(root()).output().ok().filter(|output| output.status.success())?;
-    serde_json::from_slice(&output.stdout).ok()
-}
 
 pub(super) fn codec(_: &Bench) -> Option<Value> {
-    let figures = example("oap", "codec")?;
+    let figures = example("oap", "codec", &["--json"])?;
     let mut rows = vec![table::row(&["frame bytes", "read GB/s", "with crc32c", "read M/s", "write M/s"])];
     let mut sizes: Vec<(u64, &Value)> =
         figures.as_object()?.iter().filter_map(|(size, of)| Some((size.parse().ok()?, of))).collect();
@@ -51,7 +44,7 @@ pub(super) fn codec(_: &Bench) -> Option<Value> {
 }
 
 pub(super) fn session(_: &Bench) -> Option<Value> {
-    let figures = example("ron-transport", "session")?;
+    let figures = example("ron-transport", "session", &["--json"])?;
     let mut rows = vec![table::row(&["", "64 B frames/s", "64 KiB GB/s", "idle p50 us", "p99 us"])];
     for name in ["plain", "tls"] {
         let of = |figure: &str| figures[name][figure].as_f64().unwrap_or(0.0);

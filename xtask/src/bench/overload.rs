@@ -1,8 +1,9 @@
 //! An upstream of known capacity, five equal tenants, one of which floods: what each gets at 1 to 20 times the
 //! capacity, and what happens afterwards.
 
+use super::plot::{COLOURS, Line, Panel, Steps, svg};
 use super::process::{PROXY_CORE, pin};
-use super::{Bench, plot, table};
+use super::{Bench, table};
 use ron_testkit::{Client, Fault, Flow, Load, Node, Outcome, Sample, SlotOrigin, api_key, percentile};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -11,25 +12,25 @@ use std::time::{Duration, Instant};
 const SLOTS: usize = 10;
 const SERVICE: Duration = Duration::from_millis(20);
 const QUEUE: usize = 128;
-pub(super) const MULTIPLES: [f64; 5] = [1.0, 2.0, 5.0, 10.0, 20.0];
+const MULTIPLES: [f64; 5] = [1.0, 2.0, 5.0, 10.0, 20.0];
 /// The first one floods.
-pub(super) const TENANTS: [&str; 5] = ["flood", "b", "c", "d", "e"];
+const TENANTS: [&str; 5] = ["flood", "b", "c", "d", "e"];
 /// What a tenant that behaves asks for, of its fair share.
 const MODEST: f64 = 0.8;
 const WARM_UP: Duration = Duration::from_secs(1);
 
 /// What one step showed. Times in milliseconds.
 #[derive(Clone, Debug)]
-pub(super) struct Step {
-    pub(super) multiple: f64,
-    pub(super) offered: f64,
-    pub(super) goodput: f64,
+struct Step {
+    multiple: f64,
+    offered: f64,
+    goodput: f64,
     /// What each tenant got of what it was due.
-    pub(super) shares: Vec<f64>,
+    shares: Vec<f64>,
     jain: f64,
     /// Of those that behave.
-    pub(super) p50: f64,
-    pub(super) p99: f64,
+    p50: f64,
+    p99: f64,
     /// Refusals as a client with one connection sees them.
     reject_p50: f64,
     reject_p99: f64,
@@ -73,7 +74,7 @@ pub(super) fn run(bench: &Bench) -> Option<Value> {
             field.step(*multiple, &[flood, modest, modest, modest, modest], &due, normal)
         })
         .collect();
-    plot::write(&bench.out.join("overload.svg"), capacity, alone_p99, &steps).ok()?;
+    std::fs::write(bench.out.join("overload.svg"), picture(capacity, alone_p99, &steps)).ok()?;
     let equal = capacity / TENANTS.len() as f64;
     steps.push(field.step(10.0, &[equal * 10.0; 5], &[equal; 5], normal));
     print(capacity, alone_p99, modest, &steps);
@@ -233,6 +234,36 @@ fn print(capacity: f64, alone_p99: f64, modest: f64, steps: &[Step]) {
         ),
         &rows,
     );
+}
+
+/// Goodput, latency and shares over the offered load.
+fn picture(capacity: f64, alone_p99: f64, steps: &[Step]) -> String {
+    let line = |name, colour, dashed, values| Line { name, colour, dashed, values };
+    let of = |field: fn(&Step) -> f64| steps.iter().map(field).collect::<Vec<f64>>();
+    let flat = |value: f64| vec![value; steps.len()];
+    let goodput = vec![
+        line("good answers", COLOURS[1], false, of(|step| step.goodput)),
+        line("capacity", "#888", true, flat(capacity)),
+    ];
+    let latency = vec![
+        line("p99", COLOURS[0], false, of(|step| step.p99)),
+        line("p50", COLOURS[1], false, of(|step| step.p50)),
+        line("p99 alone", "#888", true, flat(alone_p99)),
+        line("twice that", "#bbb", true, flat(alone_p99 * 2.0)),
+    ];
+    let share = |(index, name): (usize, &&'static str)| {
+        let values = steps.iter().map(|step| step.shares[index]).collect();
+        line(*name, COLOURS[index], index == 0, values)
+    };
+    let shares = TENANTS.iter().enumerate().map(share).collect();
+    let panel = |title, unit, lines| Panel { title, unit, tenfold: false, lines };
+    let panels = [
+        panel("Goodput", "requests/s", goodput),
+        panel("Latency of those that behave", "ms", latency),
+        panel("What each tenant got of what it was due", "share", shares),
+    ];
+    let names = MULTIPLES.iter().map(|multiple| format!("{multiple}x")).collect();
+    svg(&Steps { title: "offered load over capacity", names, rules: Vec::new() }, &panels)
 }
 
 fn config(origin: &SlotOrigin) -> String {

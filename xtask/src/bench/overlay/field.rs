@@ -1,8 +1,9 @@
 //! Nodes of a benchmark, each a process; what publishes to them, what follows them, and what they cost.
 
+use super::nodes::{Arrival, Nodes, Published};
 use crate::bench::Bench;
-use crate::bench::process::{Cpu, rss_mib};
 use ron_testkit::Node;
+use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,11 +16,13 @@ pub(super) const NODES: usize = 8;
 pub(super) const TOPIC: &str = "bench";
 /// Hexadecimal digits of the instant that a payload begins with.
 pub(super) const STAMP: usize = 16;
-/// How long what was published may take to arrive everywhere.
-const SETTLE: Duration = Duration::from_secs(5);
+/// Publications on their way at once, flat out.
+const WINDOW: u64 = 128;
 
+/// Nodes of ron.
 pub(super) struct Field {
     pub(super) nodes: Vec<Node>,
+    followers: BTreeMap<usize, Follower>,
 }
 
 impl Field {
@@ -43,7 +46,7 @@ impl Field {
                 .count()
         };
         let begun = Instant::now();
-        let field = Field { nodes };
+        let field = Field { nodes, followers: BTreeMap::new() };
         while !(0..NODES).all(|number| field.nodes[number].metric("sessions_active") == links(number) as f64)
         {
             if begun.elapsed() > Duration::from_secs(20) {
@@ -55,35 +58,43 @@ impl Field {
         Some(field)
     }
 
-    /// Processor time of all nodes and of the load.
-    pub(super) fn cpu(&self) -> f64 {
-        let own = Cpu::own(std::process::id());
-        self.nodes.iter().map(|node| Cpu::own(node.pid())).fold(own, |sum, of| sum + of)
+    fn total(&self, series: &str) -> f64 {
+        self.nodes.iter().map(|node| node.metric(series)).sum()
+    }
+}
+
+impl Nodes for Field {
+    fn pids(&self) -> Vec<u32> {
+        self.nodes.iter().map(Node::pid).collect()
     }
 
-    pub(super) fn rss(&self) -> Vec<f64> {
-        self.nodes.iter().map(|node| rss_mib(node.pid())).collect()
-    }
-
-    /// Messages that have come to nodes that did not publish them, as each counts them.
-    pub(super) fn delivered(&self) -> f64 {
+    fn delivered(&mut self) -> f64 {
         self.total("gossip_messages_total{result=\"delivered\"}")
     }
 
-    pub(super) fn total(&self, series: &str) -> f64 {
-        self.nodes.iter().map(|node| node.metric(series)).sum()
+    fn duplicates(&mut self) -> f64 {
+        self.total("gossip_messages_total{result=\"duplicate\"}")
     }
 
-    /// Waits until so many were delivered since, or nothing more comes; says how many were.
-    pub(super) fn settle(&self, before: f64, expected: f64) -> f64 {
-        let begun = Instant::now();
-        loop {
-            let delivered = self.delivered() - before;
-            if delivered >= expected || begun.elapsed() > SETTLE {
-                return delivered;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+    fn follow(&mut self, node: usize) -> Option<()> {
+        self.followers.insert(node, Follower::start(&self.nodes[node])?);
+        Some(())
+    }
+
+    fn arrivals(&mut self, node: usize, from: u64, to: u64) -> Option<Vec<Arrival>> {
+        Some(self.followers.get(&node)?.between(from, to))
+    }
+
+    fn pace(&mut self, rate: f64, length: Duration, size: usize) -> Option<Published> {
+        let mut publisher = Publisher::start(&self.nodes[0], size, false)?;
+        let (from, to) = publisher.pace(rate, length, size)?;
+        publisher.finish(from, to)
+    }
+
+    fn flat_out(&mut self, length: Duration, size: usize) -> Option<Published> {
+        let mut publisher = Publisher::start(&self.nodes[0], size, true)?;
+        let (from, to) = publisher.flat_out(length, size)?;
+        publisher.finish(from, to)
     }
 }
 
@@ -117,13 +128,12 @@ fn stamp(line: &[u8]) -> Option<u64> {
 }
 
 /// A local user of a node that follows the topic, and the latencies it saw.
-pub(super) struct Follower {
-    /// The instant a message was due and how long it took, both in nanoseconds.
-    seen: Arc<Mutex<Vec<(u64, u64)>>>,
+struct Follower {
+    seen: Arc<Mutex<Vec<Arrival>>>,
 }
 
 impl Follower {
-    pub(super) fn start(node: &Node) -> Option<Follower> {
+    fn start(node: &Node) -> Option<Follower> {
         let mut stream = TcpStream::connect(node.admin()).ok()?;
         let token = std::fs::read_to_string(node.dir.path().join("admin.token")).ok()?;
         let head = format!(
@@ -137,7 +147,7 @@ impl Follower {
             line.clear();
             lines.read_until(b'\n', &mut line).ok().filter(|read| *read > 0)?;
         }
-        let seen: Arc<Mutex<Vec<(u64, u64)>>> = Arc::default();
+        let seen: Arc<Mutex<Vec<Arrival>>> = Arc::default();
         let own = seen.clone();
         std::thread::spawn(move || {
             loop {
@@ -146,7 +156,7 @@ impl Follower {
                     return;
                 }
                 if let Some(due) = stamp(&line) {
-                    let took = unix_nanos().saturating_sub(due);
+                    let took = unix_nanos().saturating_sub(due) as f64 / 1e6;
                     own.lock().unwrap_or_else(PoisonError::into_inner).push((due, took));
                 }
             }
@@ -154,13 +164,9 @@ impl Follower {
         Some(Follower { seen })
     }
 
-    /// What was due within these instants, in milliseconds and in order.
-    pub(super) fn between(&self, from: u64, to: u64) -> Vec<f64> {
+    fn between(&self, from: u64, to: u64) -> Vec<Arrival> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let within = seen.iter().filter(|(due, _)| (from..to).contains(due));
-        let mut took: Vec<f64> = within.map(|(_, took)| *took as f64 / 1e6).collect();
-        took.sort_by(f64::total_cmp);
-        took
+        seen.iter().filter(|(due, _)| (from..to).contains(due)).copied().collect()
     }
 }
 
@@ -170,18 +176,17 @@ pub(super) fn quantiles(sorted: &[f64]) -> (f64, f64) {
     (at(0.5), at(0.99))
 }
 
-/// What became of publications.
+/// What the answers to publications say.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Told {
-    pub(super) accepted: u64,
+struct Told {
+    accepted: u64,
     /// Refused with 429.
-    pub(super) refused: u64,
-    /// Peers that could not be given an accepted message, as the answers say.
-    pub(super) peers_refused: u64,
+    refused: u64,
+    peers_refused: u64,
 }
 
 /// One connection over which messages are published, whose answers are read apart.
-pub(super) struct Publisher {
+struct Publisher {
     stream: TcpStream,
     head: String,
     sent: u64,
@@ -192,7 +197,7 @@ pub(super) struct Publisher {
 
 impl Publisher {
     /// `wait` makes each request wait for room.
-    pub(super) fn start(node: &Node, size: usize, wait: bool) -> Option<Publisher> {
+    fn start(node: &Node, size: usize, wait: bool) -> Option<Publisher> {
         let stream = TcpStream::connect(node.admin()).ok()?;
         stream.set_nodelay(true).ok()?;
         let token = std::fs::read_to_string(node.dir.path().join("admin.token")).ok()?;
@@ -208,7 +213,7 @@ impl Publisher {
     }
 
     /// Publishes at a rate, each message at its instant; says from when to when.
-    pub(super) fn pace(&mut self, rate: f64, length: Duration, size: usize) -> Option<(u64, u64)> {
+    fn pace(&mut self, rate: f64, length: Duration, size: usize) -> Option<(u64, u64)> {
         let (begun, clock) = (unix_nanos(), Instant::now());
         let count = (rate * length.as_secs_f64()) as u64;
         let mut next = 0;
@@ -227,12 +232,12 @@ impl Publisher {
         Some((begun, unix_nanos()))
     }
 
-    /// Publishes as fast as answers come, with so many on their way.
-    pub(super) fn flat_out(&mut self, length: Duration, size: usize, window: u64) -> Option<()> {
-        let clock = Instant::now();
+    /// Publishes as fast as answers come; says from when to when.
+    fn flat_out(&mut self, length: Duration, size: usize) -> Option<(u64, u64)> {
+        let (begun, clock) = (unix_nanos(), Instant::now());
         while clock.elapsed() < length {
-            let room = window.saturating_sub(self.sent - self.answered.load(Ordering::Relaxed));
-            if room < window / 2 {
+            let room = WINDOW.saturating_sub(self.sent - self.answered.load(Ordering::Relaxed));
+            if room < WINDOW / 2 {
                 std::thread::sleep(Duration::from_micros(50));
                 continue;
             }
@@ -241,11 +246,11 @@ impl Publisher {
             self.sent += room;
             self.stream.write_all(batch.as_bytes()).ok()?;
         }
-        Some(())
+        Some((begun, unix_nanos()))
     }
 
     /// Waits for the last answer.
-    pub(super) fn finish(self) -> Option<Told> {
+    fn finish(self, from: u64, to: u64) -> Option<Published> {
         let begun = Instant::now();
         while self.answered.load(Ordering::Relaxed) < self.sent {
             if begun.elapsed() > Duration::from_secs(10) {
@@ -260,7 +265,8 @@ impl Publisher {
         }
         self.over.store(true, Ordering::Relaxed);
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
-        self.reader.join().ok()
+        let Told { accepted, refused, peers_refused } = self.reader.join().ok()?;
+        Some(Published { from, to, accepted, refused, peers_refused })
     }
 }
 

@@ -1,20 +1,44 @@
-//! One of eight nodes stops in the middle of a stream: what the others notice of it, second by second.
+//! One of eight nodes stops in the middle of a stream, and later goes on: what the others notice of it, second by second,
+//! beside gossipsub.
 
-use super::field::{Field, Follower, Publisher, quantiles, unix_nanos};
+use super::field::{Field, quantiles, unix_nanos};
 use super::gossip::ring;
+use super::gossipsub::{self, Gossipsub};
+use super::nodes::{Arrival, Nodes, Published, rss, signal};
+use crate::bench::plot::{COLOURS, Line, Panel, Steps, svg};
 use crate::bench::{Bench, table};
-use serde_json::{Value, json};
-use std::fmt::Write as _;
-use std::sync::atomic::{AtomicBool, Ordering};
+use serde_json::{Map, Value, json};
 use std::time::Duration;
 
 const SIZE: usize = 16 << 10;
 const RATE: f64 = 300.0;
 /// Who stops.
 const FROZEN: usize = 3;
+/// Some of those who do not.
+const LIVE: [usize; 4] = [1, 2, 4, 7];
+const PHASES: [&str; 3] = ["before", "frozen", "after"];
 const NANOS: u64 = 1_000_000_000;
 
-/// One second of it.
+/// What one of the two showed.
+struct Run {
+    name: String,
+    told: Published,
+    /// Frames for the frozen one that the publisher shed, where it says so.
+    shed: Option<f64>,
+    phases: Vec<Phase>,
+    seconds: Vec<Second>,
+}
+
+/// A third of it.
+struct Phase {
+    /// Of what the live ones were due.
+    delivered: f64,
+    p50: f64,
+    p99: f64,
+    /// The publisher's at its end.
+    rss: f64,
+}
+
 struct Second {
     p99: f64,
     /// Of the publisher and of the largest of the other live nodes, in MiB.
@@ -23,130 +47,163 @@ struct Second {
 }
 
 pub(in crate::bench) fn run(bench: &Bench) -> Option<Value> {
-    let field = Field::start(bench, "", ring)?;
-    let live = [1, 2, 4, 7];
-    let followers: Vec<Follower> =
-        live.iter().map(|number| Follower::start(&field.nodes[*number])).collect::<Option<_>>()?;
-    let half = u64::from(bench.seconds) * 4;
-    let mut publisher = Publisher::start(&field.nodes[0], SIZE, false)?;
-    // A message that nobody measures, so that the tree is there.
-    publisher.pace(RATE, Duration::from_secs(1), SIZE)?;
-    let over = AtomicBool::new(false);
-    let (begun, rss) = (unix_nanos(), std::sync::Mutex::new(Vec::new()));
-    let frozen_at = std::thread::scope(|threads| {
-        threads.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
-                std::thread::sleep(Duration::from_secs(1));
-                let mut now = field.rss();
-                now.remove(FROZEN);
-                let largest = now[1..].iter().copied().fold(0.0, f64::max);
-                rss.lock().expect("nobody panics with it").push((now[0], largest));
-            }
-        });
-        let paced = publisher.pace(RATE, Duration::from_secs(half), SIZE);
-        let frozen_at = unix_nanos();
-        field.nodes[FROZEN].signal("STOP");
-        let after = publisher.pace(RATE, Duration::from_secs(half), SIZE);
-        over.store(true, Ordering::Relaxed);
-        paced.and(after).map(|_| frozen_at)
-    });
-    let (ended, told) = (unix_nanos(), publisher.finish()?);
-    field.nodes[FROZEN].signal("CONT");
-    let frozen_at = frozen_at?;
-    std::thread::sleep(Duration::from_millis(500));
-    let between = |from: u64, to: u64| {
-        let mut all: Vec<f64> = followers.iter().flat_map(|follower| follower.between(from, to)).collect();
-        all.sort_by(f64::total_cmp);
-        all
-    };
-    let rss = rss.into_inner().expect("nobody panics with it");
-    let second = |(number, (publisher, largest)): (usize, &(f64, f64))| {
-        let from = begun + number as u64 * NANOS;
-        Second { p99: quantiles(&between(from, from + NANOS)).1, publisher: *publisher, largest: *largest }
-    };
-    let seconds: Vec<Second> = rss.iter().enumerate().map(second).collect();
-    let (before, after) = (between(begun, frozen_at), between(frozen_at, ended));
-    let (was, is) = (quantiles(&before), quantiles(&after));
-    let shed = field.nodes[0].metric("queue_dropped_total{service=\"overlay\",queue=\"gossip_egress\"}");
-    let rows = vec![
-        table::row(&["others", "messages", "p50 ms", "p99 ms"]),
-        vec!["all run".into(), before.len().to_string(), format!("{:.2}", was.0), format!("{:.2}", was.1)],
-        vec!["one frozen".into(), after.len().to_string(), format!("{:.2}", is.0), format!("{:.2}", is.1)],
-    ];
-    table::print("frozen: 8 nodes, 16 KiB at 300/s; the others' p99 (goal: within 10 %)", &rows);
-    println!(
-        "  of {} accepted and {} refused the publisher was told {} refusals by peers and shed {shed:.0} frames",
-        told.accepted, told.refused, told.peers_refused
-    );
-    println!("{}", text_plot(&seconds, half as usize));
+    let third = u64::from(bench.seconds) * 4;
+    let mut ron = Field::start(bench, "", ring)?;
+    let mut runs = vec![measured("ron".to_owned(), third, &mut ron)?];
+    let shed = "queue_dropped_total{service=\"overlay\",queue=\"gossip_egress\"}";
+    runs[0].shed = Some(ron.nodes[0].metric(shed));
+    drop(ron);
+    if let Some(program) = gossipsub::built() {
+        runs.push(measured(gossipsub::name(), third, &mut Gossipsub::start(&program, ring)?)?);
+    }
+    print(&runs, third);
     let path = bench.out.join("frozen.svg");
-    std::fs::write(&path, svg(&seconds, half as usize)).ok()?;
+    std::fs::write(&path, picture(&runs, third)).ok()?;
     println!("  {}", path.display());
-    let lines: Vec<Value> = seconds
-        .iter()
-        .map(|of| json!({"p99_ms": of.p99, "publisher_rss_mib": of.publisher, "largest_rss_mib": of.largest}))
-        .collect();
-    Some(json!({"before": {"p50_ms": was.0, "p99_ms": was.1}, "frozen": {"p50_ms": is.0, "p99_ms": is.1},
-        "peers_refused": told.peers_refused, "shed": shed, "seconds": lines}))
+    Some(runs.iter().map(|of| (of.name.clone(), of.to_json())).collect::<Map<_, _>>().into())
 }
 
-/// A bar for each second: how long the 99th of 100 messages took, and the publisher's memory beside it.
-fn text_plot(seconds: &[Second], frozen: usize) -> String {
-    let most = seconds.iter().map(|of| of.p99).fold(0.001, f64::max);
-    let mut out = String::new();
-    for (number, of) in seconds.iter().enumerate() {
-        let bar = "#".repeat((of.p99 / most * 40.0).ceil() as usize);
-        let note = if number == frozen { "  <- frozen" } else { "" };
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            out,
-            "  {number:>3} s  {bar:<40} {:>8.2} ms  RSS {:>6.1} MiB, largest other {:>6.1}{note}",
-            of.p99, of.publisher, of.largest
-        );
+fn measured(name: String, third: u64, nodes: &mut dyn Nodes) -> Option<Run> {
+    println!("frozen: {name}, for {} s", third * 3);
+    for node in LIVE {
+        nodes.follow(node)?;
     }
-    out
+    // Nobody measures these: the tree is there afterwards.
+    nodes.pace(RATE, Duration::from_secs(1), SIZE)?;
+    let (pids, length) = (nodes.pids(), Duration::from_secs(third * 3));
+    let (told, memory) = std::thread::scope(|threads| {
+        let watch = threads.spawn(move || watched(&pids, third));
+        let told = nodes.pace(RATE, length, SIZE);
+        Some((told?, watch.join().ok()?))
+    })?;
+    // What is late yet arrives is part of it.
+    std::thread::sleep(Duration::from_secs(3));
+    let mut all: Vec<Arrival> = Vec::new();
+    for node in LIVE {
+        all.extend(nodes.arrivals(node, told.from, told.to)?);
+    }
+    let within = |from: u64, to: u64| {
+        let from = told.from + from * NANOS..told.from + to * NANOS;
+        let mut took: Vec<f64> =
+            all.iter().filter(|(due, _)| from.contains(due)).map(|(_, took)| *took).collect();
+        took.sort_by(f64::total_cmp);
+        took
+    };
+    let phase = |number: u64| {
+        let took = within(number * third, (number + 1) * third);
+        let (p50, p99) = quantiles(&took);
+        let due = RATE * third as f64 * LIVE.len() as f64;
+        let rss = memory.get(((number + 1) * third - 1) as usize).map_or(f64::NAN, |of| of.0);
+        Phase { delivered: took.len() as f64 / due, p50, p99, rss }
+    };
+    let second = |(number, (publisher, largest)): (u64, &(f64, f64))| {
+        let p99 = quantiles(&within(number, number + 1)).1;
+        Second { p99, publisher: *publisher, largest: *largest }
+    };
+    let seconds = (0..).zip(&memory).map(second).collect();
+    Some(Run { name, told, shed: None, phases: (0..3).map(phase).collect(), seconds })
 }
 
-/// The same as a picture.
-fn svg(seconds: &[Second], frozen: usize) -> String {
-    let (width, height, gap) = (720.0, 200.0, 60.0);
-    let x = |number: usize| gap + width * (number as f64 + 0.5) / seconds.len().max(1) as f64;
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" font-size=\"13\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
-        width + gap * 2.0,
-        (height + gap) * 2.0 + gap
-    );
-    type Value = fn(&Second) -> f64;
-    let panels: [(&str, [(&str, Value); 2]); 2] = [
-        ("p99 of the others, ms", [("#c0392b", |of| of.p99), ("#c0392b", |of| of.p99)]),
-        (
-            "RSS, MiB: publisher blue, largest other green",
-            [("#2471a3", |of| of.publisher), ("#1e8449", |of| of.largest)],
-        ),
-    ];
-    for (place, (title, lines)) in panels.iter().enumerate() {
-        let top = gap + place as f64 * (height + gap);
-        let most =
-            seconds.iter().flat_map(|of| lines.iter().map(move |line| line.1(of))).fold(0.001, f64::max);
-        let _ = writeln!(out, "<text x=\"{gap}\" y=\"{}\">{title} (top: {most:.1})</text>", top - 8.0);
-        let _ = writeln!(
-            out,
-            "<rect x=\"{gap}\" y=\"{top}\" width=\"{width}\" height=\"{height}\" fill=\"none\" stroke=\"#bbb\"/>"
-        );
-        for (colour, value) in lines {
-            let point = |(number, of): (usize, &Second)| {
-                format!("{:.1},{:.1}", x(number), top + height * (1.0 - value(of) / most))
-            };
-            let points: Vec<String> = seconds.iter().enumerate().map(point).collect();
-            let _ = writeln!(
-                out,
-                "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
-                points.join(" ")
-            );
+/// Stops a node after the first third and lets it go on after the second; returns what the publisher and the largest of
+/// the others used at the end of each second.
+fn watched(pids: &[u32], third: u64) -> Vec<(f64, f64)> {
+    let (begun, mut memory) = (unix_nanos(), Vec::new());
+    for second in 1..=third * 3 {
+        let left = (begun + second * NANOS).saturating_sub(unix_nanos());
+        std::thread::sleep(Duration::from_nanos(left));
+        let mut now = rss(pids);
+        now.remove(FROZEN);
+        memory.push((now[0], now[1..].iter().copied().fold(0.0, f64::max)));
+        if second == third {
+            signal(pids[FROZEN], "STOP");
+        } else if second == third * 2 {
+            signal(pids[FROZEN], "CONT");
         }
-        let at = gap + width * frozen as f64 / seconds.len().max(1) as f64;
-        let _ = writeln!(out, "<path d=\"M{at} {top}v{height}\" stroke=\"#888\" stroke-dasharray=\"6 4\"/>");
     }
-    out + "</svg>\n"
+    memory
+}
+
+fn print(runs: &[Run], third: u64) {
+    let mut rows =
+        vec![table::row(&["", "one node", "delivered", "p50 ms", "p99 ms", "to before", "RSS MiB"])];
+    for of in runs {
+        for (phase, name) in of.phases.iter().zip(PHASES) {
+            rows.push(vec![
+                of.name.clone(),
+                name.to_owned(),
+                format!("{:.4}", phase.delivered),
+                format!("{:.2}", phase.p50),
+                format!("{:.2}", phase.p99),
+                format!("{:.2}", phase.p99 / of.phases[0].p99),
+                format!("{:.1}", phase.rss),
+            ]);
+        }
+    }
+    let title = format!(
+        "frozen: 8 nodes, 16 KiB at 300/s, one frozen for {third} s: four others' times and the publisher's memory\n  \
+         (goals: p99 within 10 %, memory flat, the publisher told)"
+    );
+    table::print(&title, &rows);
+    for of in runs {
+        let shed = of.shed.map_or(String::new(), |shed| format!(", and shed {shed:.0} frames for others"));
+        println!(
+            "  {}: of {} publications {} were refused; told of {} refusals by peers{shed}",
+            of.name,
+            of.told.accepted + of.told.refused,
+            of.told.refused,
+            of.told.peers_refused
+        );
+    }
+    let mut rows = vec![table::row(&["second"])];
+    rows[0].extend(runs.iter().flat_map(|of| [format!("{} p99 ms", of.name), "RSS MiB".to_owned()]));
+    for number in 0..runs[0].seconds.len() {
+        let mut row = vec![format!("{number} {}", PHASES[(number as u64 / third).min(2) as usize])];
+        for of in runs.iter().filter_map(|of| of.seconds.get(number)) {
+            row.extend([format!("{:.2}", of.p99), format!("{:.1}", of.publisher)]);
+        }
+        rows.push(row);
+    }
+    table::print("frozen, second by second", &rows);
+}
+
+/// Latency of the others and memory of the publisher over time.
+fn picture(runs: &[Run], third: u64) -> String {
+    let lines = |value: fn(&Second) -> f64| {
+        let line = |(of, colour): (_, &&'static str)| {
+            let of: &Run = of;
+            Line { name: &of.name, colour, dashed: false, values: of.seconds.iter().map(value).collect() }
+        };
+        runs.iter().zip(&COLOURS[..]).map(line).collect::<Vec<_>>()
+    };
+    let panels = [
+        Panel { title: "p99 of four other nodes", unit: "ms", tenfold: true, lines: lines(|of| of.p99) },
+        Panel {
+            title: "Memory of the publisher",
+            unit: "MiB",
+            tenfold: false,
+            lines: lines(|of| of.publisher),
+        },
+    ];
+    let every = third.div_ceil(4);
+    let names = (0..third * 3)
+        .map(|second| if second % every == 0 { second.to_string() } else { String::new() })
+        .collect();
+    let rules = vec![(third as usize, "frozen"), (third as usize * 2, "goes on")];
+    svg(&Steps { title: "seconds", names, rules }, &panels)
+}
+
+impl Run {
+    fn to_json(&self) -> Value {
+        let phase = |(of, name): (&Phase, &str)| {
+            let figures = json!({"delivered_share": of.delivered, "p50_ms": of.p50, "p99_ms": of.p99, "publisher_rss_mib": of.rss});
+            (name.to_owned(), figures)
+        };
+        let mut page: Map<String, Value> = self.phases.iter().zip(PHASES).map(phase).collect();
+        let second = |of: &Second| json!({"p99_ms": of.p99, "publisher_rss_mib": of.publisher, "largest_rss_mib": of.largest});
+        page.insert("refused".to_owned(), self.told.refused.into());
+        page.insert("peers_refused".to_owned(), self.told.peers_refused.into());
+        page.insert("shed".to_owned(), json!(self.shed));
+        page.insert("seconds".to_owned(), self.seconds.iter().map(second).collect());
+        page.into()
+    }
 }

@@ -1,7 +1,10 @@
-//! One publisher and seven receivers, each a process, beside one NATS server with as many clients.
+//! One publisher and seven receivers, each a process, beside one NATS server with as many clients and a
+//! star of gossipsub.
 
-use super::field::{Field, Follower, NODES, Publisher, quantiles};
+use super::field::{Field, NODES, quantiles};
+use super::gossipsub::{self, Gossipsub};
 use super::nats::{Nats, Subscriber, publish};
+use super::nodes::Nodes;
 use crate::bench::{Bench, table};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -9,12 +12,10 @@ use std::time::{Duration, Instant};
 const SIZE: usize = 1024;
 /// For the latency.
 const RATE: f64 = 1000.0;
-/// Publications on their way at once, flat out.
-const WINDOW: u64 = 128;
 
 /// What one of them showed.
 struct Figures {
-    name: &'static str,
+    name: String,
     published: f64,
     per_cpu: f64,
     p50: f64,
@@ -23,11 +24,18 @@ struct Figures {
 }
 
 pub(in crate::bench) fn run(bench: &Bench) -> Option<Value> {
-    let figures = [
-        ron(bench, "ron, TLS, signed", "")?,
-        ron(bench, "ron, plain, signed", "[overlay.tls]\nmode = \"off\"\n")?,
+    let ron = |name: &str, keys: &str| {
+        measured(bench, name.to_owned(), &mut Field::start(bench, keys, |a, _| a == 0)?)
+    };
+    let mut figures = vec![
+        ron("ron, TLS, signed", "")?,
+        ron("ron, plain, signed", "[overlay.tls]\nmode = \"off\"\n")?,
         nats(bench)?,
     ];
+    if let Some(program) = gossipsub::built() {
+        let name = format!("{}, Noise, signed", gossipsub::name());
+        figures.push(measured(bench, name, &mut Gossipsub::start(&program, |a, _| a == 0)?)?);
+    }
     let columns =
         ["", "published/s", "delivered/CPU s", "to NATS", "delivered", "p50 ms", "p99 ms at 1000/s"];
     let mut rows = vec![table::row(&columns)];
@@ -35,7 +43,7 @@ pub(in crate::bench) fn run(bench: &Bench) -> Option<Value> {
     let mut result = Vec::new();
     for of in &figures {
         rows.push(vec![
-            of.name.to_owned(),
+            of.name.clone(),
             format!("{:.0}", of.published),
             format!("{:.0}", of.per_cpu),
             format!("{:.2}", of.per_cpu / to),
@@ -54,26 +62,23 @@ pub(in crate::bench) fn run(bench: &Bench) -> Option<Value> {
 }
 
 /// Receivers count what has come; at the even rate each is also followed by a local user.
-fn ron(bench: &Bench, name: &'static str, keys: &str) -> Option<Figures> {
-    let field = Field::start(bench, keys, |a, _| a == 0)?;
+fn measured(bench: &Bench, name: String, nodes: &mut dyn Nodes) -> Option<Figures> {
+    println!("star: {name}");
     let length = Duration::from_secs(u64::from(bench.seconds) * 2);
-    let (before, spent, begun) = (field.delivered(), field.cpu(), Instant::now());
-    let mut publisher = Publisher::start(&field.nodes[0], SIZE, true)?;
-    publisher.flat_out(length, SIZE, WINDOW)?;
-    let told = publisher.finish()?;
-    let expected = (told.accepted * (NODES as u64 - 1)) as f64;
-    let delivered = field.settle(before, expected);
-    let (took, spent) = (begun.elapsed().as_secs_f64(), field.cpu() - spent);
-    let followers: Vec<Follower> = field.nodes[1..].iter().map(Follower::start).collect::<Option<_>>()?;
-    let mut publisher = Publisher::start(&field.nodes[0], SIZE, false)?;
-    let (before, (from, to)) = (field.delivered(), publisher.pace(RATE, length, SIZE)?);
-    let paced = publisher.finish()?;
-    field.settle(before, (paced.accepted * (NODES as u64 - 1)) as f64);
-    let mut all: Vec<f64> = followers.iter().flat_map(|follower| follower.between(from, to)).collect();
-    all.sort_by(f64::total_cmp);
-    let (p50, p99) = quantiles(&all);
+    let (before, spent) = (nodes.delivered(), nodes.cpu());
+    let told = nodes.flat_out(length, SIZE)?;
+    let delivered = nodes.settle(before, told.expected());
+    let (took, spent) = ((told.to - told.from) as f64 / 1e9, nodes.cpu() - spent);
+    let receivers: Vec<usize> = (1..NODES).collect();
+    for node in &receivers {
+        nodes.follow(*node)?;
+    }
+    let before = nodes.delivered();
+    let paced = nodes.pace(RATE, length, SIZE)?;
+    nodes.settle(before, paced.expected());
+    let (p50, p99) = quantiles(&nodes.took(&receivers, paced.from, paced.to)?);
     let (published, per_cpu) = (told.accepted as f64 / took, delivered / spent);
-    Some(Figures { name, published, per_cpu, p50, p99, share: delivered / expected })
+    Some(Figures { name, published, per_cpu, p50, p99, share: delivered / told.expected() })
 }
 
 fn nats(bench: &Bench) -> Option<Figures> {
@@ -101,7 +106,7 @@ fn nats(bench: &Bench) -> Option<Figures> {
     let (p50, p99) = quantiles(&all);
     let share = delivered as f64 / expected as f64;
     Some(Figures {
-        name: "NATS, plain",
+        name: "NATS, plain".to_owned(),
         published: sent as f64 / took,
         per_cpu: delivered as f64 / spent,
         p50,
