@@ -51,10 +51,9 @@ impl Edge {
         budget: Budget,
         permit: Permit,
     ) -> Result<Response<Body>, Rejection> {
-        let Some(object) = self.cas.object(&address) else {
-            self.count_cache(Source::Miss);
-            let rejection = Rejection::new(Reason::NotFound, "it is not stored");
-            return Err(rejection.header(CACHE_STATUS, Source::Miss.status().value()));
+        let (object, source) = match self.cas.object(&address) {
+            Some(object) => (object, Source::Hit),
+            None => (Box::pin(self.withdraw(address, snapshot, budget)).await?, Source::Fill),
         };
         let modified = object.stored;
         let variant = Variant { coding: Coding::Identity, address, len: object.len };
@@ -64,8 +63,8 @@ impl Edge {
             modified,
             negotiated: false,
             immutable: true,
-            source: Source::Hit,
-            status: Source::Hit.status(),
+            source,
+            status: source.status(),
             origin: None,
         };
         self.read(request, &resource, snapshot, budget, permit).await
