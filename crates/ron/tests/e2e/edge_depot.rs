@@ -3,20 +3,25 @@
 
 use crate::edge::{Edge, config};
 use crate::pack_s3::{Moto, write_keys};
-use ron_testkit::{Node, Origin, Script, get, ron};
+use ron_testkit::{Client, Node, Origin, Script, get, ron};
 
 /// The tables of an edge whose objects are in a bucket of this store.
-fn tables(moto: &Moto, cas: &str) -> String {
-    let limits = "[edge.ingress]\nrps_limit = 0\ntimeout = \"30s\"\n[edge.fill]\ndeadline = \"10s\"\nnegative_ttl = \"1h\"\n";
+fn tables(moto: &Moto, deadline: &str, cas: &str) -> String {
+    let limits = "[edge.ingress]\nrps_limit = 0\ntimeout = \"30s\"\n[edge.fill]\nnegative_ttl = \"1h\"\n";
+    let limits = format!("{limits}deadline = \"{deadline}\"\n");
     let cas = format!("[edge.cas]\nbackend = \"s3\"\nbucket = \"tiles\"\nprefix = \"edge/\"\n{cas}\n");
     format!("{limits}{cas}{}", moto.table("credentials_file = \"s3.keys\""))
 }
 
 fn edge(moto: &Moto, cas: &str) -> Edge {
+    edge_within(moto, "10s", cas)
+}
+
+fn edge_within(moto: &Moto, deadline: &str, cas: &str) -> Edge {
     let dir = tempfile::tempdir().unwrap();
     let (id, secret) = moto.keys();
     write_keys(dir.path(), id, secret);
-    std::fs::write(dir.path().join("ron.toml"), config("", &tables(moto, cas))).unwrap();
+    std::fs::write(dir.path().join("ron.toml"), config("", &tables(moto, deadline, cas))).unwrap();
     Edge::of(Node::spawn(dir, &["run", "edge", "--config", "ron.toml"], &[]))
 }
 
@@ -125,6 +130,89 @@ fn without_its_moto_an_edge_serves_what_it_has_and_takes_nothing() {
     let nothing = second.get(&format!("/edge/cas/b3:{}", "1".repeat(64)), &[]);
     assert_eq!((nothing.status, nothing.reason()), (503, "storage"), "{}", nothing.text());
     assert!(first.node.metric("backoff_retries_total{service=\"edge\",op=\"live_fill\"}") >= 1.0);
+}
+
+#[test]
+fn an_edge_that_starts_without_its_moto_or_its_keys_waits_for_them() {
+    let moto = Moto::start();
+    moto.signal("STOP");
+    let edge = edge_within(&moto, "2s", "");
+    let away = get(&edge.node.admin(), "/readyz");
+    assert!(away.status == 503 && away.json()["missing"][0] == "edge.depot", "{}", away.text());
+    let refused = edge.put("/edge/cas", b"early");
+    assert_eq!((refused.status, refused.reason()), (503, "storage"));
+    assert_eq!(edge.refusals("storage"), 1.0);
+    moto.signal("CONT");
+    edge.node.eventually("it is there", |node| get(&node.admin(), "/readyz").status == 200);
+    let path = put(&edge, b"late");
+
+    // Other keys are taken up by themselves, and said to be wrong.
+    let (id, secret) = moto.keys();
+    write_keys(edge.node.dir.path(), id, "not the secret");
+    edge.node.eventually("the keys are wrong", |node| {
+        let why = get(&node.admin(), "/readyz").json()["why"]["edge.depot"].to_string();
+        why.contains("403 SignatureDoesNotMatch")
+    });
+    assert_eq!((edge.put("/edge/cas", b"wrong").status, &edge.get(&path, &[]).body[..]), (503, &b"late"[..]));
+    write_keys(edge.node.dir.path(), id, secret);
+    edge.node.eventually("the keys are right", |node| get(&node.admin(), "/readyz").status == 200);
+    put(&edge, b"right");
+    assert!(!edge.node.log().contains(secret) && !edge.node.log().contains("not the secret"));
+}
+
+#[test]
+fn a_fetch_from_moto_outlives_its_request_and_a_bad_copy_is_fetched_anew() {
+    let moto = Moto::start();
+    let first = edge(&moto, "");
+    let body = bytes(1, 300_000);
+    let path = put(&first, &body);
+    let second = edge(&moto, "");
+    moto.signal("STOP");
+    let late = second.get(&path, &[("Request-Timeout", "500ms")]);
+    assert_eq!((late.status, late.reason()), (504, "timeout"));
+    assert!(second.node.metric("io_timeouts_total{service=\"edge\",op=\"read\"}") >= 1.0);
+    moto.signal("CONT");
+    second.node.eventually("it came all the same", |_| second.get(&path, &[]).body == body);
+    moto.was_asked("GET", &far(&path), 1);
+
+    // A bit that flips here costs one answer: the next is the store's.
+    let hex = path.rsplit(':').next().unwrap();
+    let file = first.node.dir.path().join(format!("cas/b3/{}/{}/{hex}", &hex[..2], &hex[2..4]));
+    let mut flipped = body.clone();
+    flipped[77] ^= 1;
+    std::fs::write(&file, flipped).unwrap();
+    let bad = first.get(&path, &[]);
+    assert_eq!((bad.status, bad.reason()), (502, "digest_mismatch"), "{}", bad.text());
+    let good = first.get(&path, &[]);
+    assert!(good.status == 200 && good.body == body, "{}", good.status);
+    assert!(std::fs::read(&file).unwrap() == body);
+    // Where the store has nothing better, it is said to be bad.
+    moto.put(&far(&path), b"other");
+    let mut flipped = body.clone();
+    flipped[78] ^= 1;
+    std::fs::write(&file, flipped).unwrap();
+    for _ in 0..2 {
+        assert_eq!(
+            (first.get(&path, &[]).status, first.get(&path, &[]).reason().to_owned()),
+            (502, "digest_mismatch".to_owned())
+        );
+    }
+}
+
+#[test]
+fn an_object_that_no_request_to_moto_could_carry_is_refused_by_its_length() {
+    let moto = Moto::start();
+    let edge = edge(&moto, "");
+    let mut client = Client::connect(&edge.address()).unwrap();
+    let head = format!(
+        "PUT /edge/cas HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {}\r\nContent-Length: {}\r\n\r\n",
+        edge.token,
+        (5u64 << 30) + 1
+    );
+    client.send(head.as_bytes()).unwrap();
+    let answer = client.read_answer("PUT").unwrap();
+    assert_eq!((answer.status, answer.reason()), (413, "body_cap"));
+    assert_eq!(edge.refusals("body_cap"), 1.0);
 }
 
 #[test]

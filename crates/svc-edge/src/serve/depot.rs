@@ -9,6 +9,7 @@ use crate::fill::Failure;
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::problem::Rejection;
 use ron_kernel::reason::Reason;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl Edge {
@@ -24,6 +25,11 @@ impl Edge {
         kept.map_err(|_noted| {
             Rejection::new(Reason::Storage, "the object store does not take it now").retry_after(1)
         })
+    }
+
+    /// Whether an object is bad here and may be good in the object store.
+    pub(super) fn is_replaceable(&self, object: &Object) -> bool {
+        self.depot.is_some() && object.condition.bad.load(Ordering::Relaxed)
     }
 
     /// An object that is not stored here, if the object store has it.

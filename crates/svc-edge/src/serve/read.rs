@@ -51,9 +51,15 @@ impl Edge {
         budget: Budget,
         permit: Permit,
     ) -> Result<Response<Body>, Rejection> {
-        let (object, source) = match self.cas.object(&address) {
-            Some(object) => (object, Source::Hit),
-            None => (Box::pin(self.withdraw(address, snapshot, budget)).await?, Source::Fill),
+        let known = self.cas.object(&address);
+        let (object, source) = match known {
+            Some(object) if !self.is_replaceable(&object) => (object, Source::Hit),
+            known => match (Box::pin(self.withdraw(address, snapshot, budget)).await, known) {
+                (Ok(object), _) => (object, Source::Fill),
+                // Whoever asks is told that what is here is bad.
+                (Err(_), Some(bad)) => (bad, Source::Hit),
+                (Err(rejection), None) => return Err(rejection),
+            },
         };
         let modified = object.stored;
         let variant = Variant { coding: Coding::Identity, address, len: object.len };
