@@ -426,6 +426,11 @@ impl Service {
         self.kernel.publish(KernelEvent::Health { service: self.name, ok: false });
     }
 
+    /// Says what is behind a cause that is missing, for whoever reads `/readyz`.
+    pub fn explain(&self, cause: &str, why: &str) {
+        self.kernel.health().explain(self.name, cause, why);
+    }
+
     pub fn restore(&self, cause: &str) {
         self.kernel.health().restore(self.name, cause);
         let ok = self.kernel.health().is_ok(self.name);

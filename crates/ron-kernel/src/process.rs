@@ -20,6 +20,8 @@ const LOOK: Duration = Duration::from_millis(200);
 
 /// Changes that one reload writes into the log, one by one.
 const CHANGES_TOLD: usize = 200;
+/// Problems that `/readyz` names; the log has all of them.
+const PROBLEMS_TOLD: usize = 20;
 
 pub static TASKS: [TaskSpec; 5] = [
     TaskSpec {
@@ -92,8 +94,12 @@ impl Reloader {
     pub async fn reload(self: &Arc<Self>, source: &'static str) -> Result<Vec<String>, Problems> {
         let reloader = self.clone();
         let outcome = self.run(source, move || (reloader.reload)()).await;
-        if outcome.is_err() && !self.failing.swap(true, Ordering::SeqCst) {
-            self.service.lose("config_reload", Severity::Degraded);
+        if let Err(problems) = &outcome {
+            if !self.failing.swap(true, Ordering::SeqCst) {
+                self.service.lose("config_reload", Severity::Degraded);
+            }
+            let told = problems.lines();
+            self.service.explain("config_reload", &told[..told.len().min(PROBLEMS_TOLD)].join("; "));
         }
         outcome
     }

@@ -25,6 +25,7 @@ pub struct Grant {
     pub scopes: Vec<String>,
     pub tenant: Option<String>,
     pub audience: Option<String>,
+    /// This path and what is below it.
     pub path_prefix: Option<String>,
     pub method: Option<String>,
     pub ttl: Option<Duration>,
@@ -52,24 +53,32 @@ pub enum TokenError {
     Make(error::Token),
     #[error("this is no token: {0}")]
     Parse(error::Token),
-    #[error("{0} may hold letters, digits and - _ . : / only")]
+    #[error("{0} must be letters, digits and - _ . : / only")]
     Word(&'static str),
-    #[error("a token needs at least one scope")]
+    #[error("the path must begin with / and has no *, such as /api for /api and everything below it")]
+    Path,
+    #[error("a token needs at least one scope: name what it allows, such as edge:write")]
     NoScope,
 }
 
 impl Grant {
     /// Everything goes into the token's program as text, so only plain words are let in.
     fn check_words(&self) -> Result<(), TokenError> {
-        let plain = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.:/*".contains(c));
+        let known = |c: char| c.is_ascii_alphanumeric() || "-_.:/*".contains(c);
+        let plain = |text: &str| !text.is_empty() && text.chars().all(known);
         let words = [
-            ("a scope", self.scopes.iter().all(|scope| !scope.is_empty() && plain(scope))),
+            ("a scope", self.scopes.iter().all(|scope| plain(scope))),
             ("the tenant", self.tenant.as_deref().is_none_or(plain)),
             ("the audience", self.audience.as_deref().is_none_or(plain)),
             ("the path", self.path_prefix.as_deref().is_none_or(plain)),
             ("the method", self.method.as_deref().is_none_or(plain)),
         ];
-        words.into_iter().find(|(_, good)| !good).map_or(Ok(()), |(what, _)| Err(TokenError::Word(what)))
+        if let Some((what, _)) = words.into_iter().find(|(_, good)| !good) {
+            return Err(TokenError::Word(what));
+        }
+        let path = self.path_prefix.as_deref();
+        let good = path.is_none_or(|path| path.starts_with('/') && !path.contains('*'));
+        if good { Ok(()) } else { Err(TokenError::Path) }
     }
 
     /// The limits that hold for a minted and an attenuated token alike.
@@ -79,7 +88,9 @@ impl Grant {
             code += &format!("check if audience(\"{audience}\");\n");
         }
         if let Some(prefix) = &self.path_prefix {
-            code += &format!("check if path($p), $p.starts_with(\"{prefix}\");\n");
+            // Whole segments: who may go to /users/1 may not go to /users/10.
+            let below = format!("{}/", prefix.trim_end_matches('/'));
+            code += &format!("check if path($p), $p == \"{prefix}\" || $p.starts_with(\"{below}\");\n");
         }
         if let Some(method) = &self.method {
             code += &format!("check if method(\"{}\");\n", method.to_ascii_uppercase());
@@ -327,6 +338,27 @@ mod tests {
             ..grant(&["s"])
         };
         assert!(verifier.authorize(&all.mint(&key, now).unwrap(), wish("s"), now).is_ok());
+    }
+
+    #[test]
+    fn a_path_means_whole_segments() {
+        let (key, verifier, now) = setup();
+        let check = |prefix: &str, path: &str, allowed: bool| {
+            let grant = Grant { path_prefix: Some(prefix.into()), ..grant(&["s"]) };
+            let token = grant.mint(&key, now).unwrap();
+            let authorized = verifier.authorize(&token, Wish { path, ..wish("s") }, now);
+            assert_eq!(authorized.is_ok(), allowed, "{prefix} {path}");
+        };
+        check("/users/1", "/users/1", true);
+        check("/users/1", "/users/1/orders", true);
+        check("/users/1", "/users/10", false);
+        check("/users/", "/users/1", true);
+        check("/users/", "/users", false);
+        check("/", "/anything", true);
+        for prefix in ["users", "/users/*"] {
+            let made = Grant { path_prefix: Some(prefix.into()), ..grant(&["s"]) }.mint(&key, now);
+            assert!(matches!(made, Err(TokenError::Path)), "{prefix:?}");
+        }
     }
 
     #[test]

@@ -503,12 +503,14 @@ pub(crate) enum TokenCommand {
     },
     /// Print a narrower version of a capability; no key is needed.
     Attenuate {
+        /// The capability.
         token: String,
         #[command(flatten)]
         limits: Limits,
     },
     /// Say what a capability holds and whether a trusted key signed it.
     Inspect {
+        /// The capability.
         token: String,
         #[command(flatten)]
         source: Source,
@@ -530,13 +532,13 @@ pub(crate) struct Limits {
     /// For which service.
     #[arg(long, value_name = "A")]
     pub(crate) aud: Option<String>,
-    /// For paths that begin so.
+    /// For this path and everything below it, such as /edge/assets/img.
     #[arg(long, value_name = "PREFIX")]
     pub(crate) path: Option<String>,
     /// For one method.
     #[arg(long, value_name = "M")]
     pub(crate) method: Option<String>,
-    /// For how long.
+    /// For how long, such as 8h. A new one: 1h if nothing is said; a narrower one: as long as before.
     #[arg(long, value_name = "TIME")]
     pub(crate) ttl: Option<Span>,
 }

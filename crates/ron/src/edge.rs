@@ -234,7 +234,11 @@ fn get(peer: &Peer, what: &str, out: Option<&Path>) -> anyhow::Result<ExitCode> 
 fn stat(peer: &Peer, what: &str, as_json: bool) -> anyhow::Result<ExitCode> {
     let reply = peer.ask(&format!("HEAD {}", path_of(what)), "", |_| Ok(()))?;
     if reply.status != 200 {
-        anyhow::bail!("{} {}: {what}", reply.status, reply.field("x-reason").unwrap_or("-"));
+        // The answer to a HEAD has no body that would say it.
+        let reason = reply.field("x-reason").unwrap_or("-");
+        let missing = matches!(reason, "not_allowed" | "not_found");
+        let why = if missing { " is not stored, and no origin is named that has it" } else { "" };
+        anyhow::bail!("{} {reason}: {what}{why}", reply.status);
     }
     let text = |name: &str| reply.field(name).unwrap_or_default().to_owned();
     let (address, size) = (reply.address().unwrap_or_default().to_owned(), reply.len()?);

@@ -6,6 +6,7 @@ mod commands;
 mod edge;
 mod gateway;
 mod http1;
+mod man;
 mod overlay;
 mod packs;
 mod progress;
@@ -50,7 +51,8 @@ fn main() -> ExitCode {
     match commands::run(cli) {
         Ok(code) => code,
         Err(error) => {
-            let token = matches!(error.downcast_ref(), Some(TokenError::NoScope | TokenError::Word(_)));
+            use TokenError::{NoScope, Path, Word};
+            let token = matches!(error.downcast_ref(), Some(NoScope | Word(_) | Path));
             let usage = token || error.is::<Problems>() || error.is::<Usage>();
             eprintln!("ron: {}", said(&error));
             ExitCode::from(if usage { USAGE } else { 1 })

@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use ron_kernel::units::Span;
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 pub(crate) fn run(command: OverlayCommand) -> anyhow::Result<ExitCode> {
@@ -72,7 +73,11 @@ fn follow(topic: &str, target: &Target) -> anyhow::Result<ExitCode> {
 
 fn peers(body: &Value) -> String {
     let own = format!("{}@{}", text(&body["self"]["node"]), text(&body["self"]["address"]));
+    let address = body["self"]["address"].as_str().and_then(|address| address.parse::<SocketAddr>().ok());
     let mut out = pairs(&[("this node", own)]);
+    if address.is_some_and(|address| address.ip().is_unspecified()) {
+        out += "others cannot reach that address: set overlay.advertise to one that they can\n";
+    }
     let mut rows = vec![row([
         "NODE",
         "ADDRESS",
@@ -111,4 +116,22 @@ fn peers(body: &Value) -> String {
         out += &format!("\n{}", aligned(&rows));
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_address_that_nobody_can_reach_is_said_to_be_one() {
+        let page = |address: &str| {
+            let own = json!({"node": "ed25519:x", "address": address});
+            peers(&json!({"self": own, "peers": [], "greylisted": []}))
+        };
+        assert!(
+            page("0.0.0.0:9500").contains("overlay.advertise") && page("[::]:1").contains("others cannot")
+        );
+        assert!(!page("192.0.2.1:9500").contains("others") && !page("a.example:9500").contains("others"));
+    }
 }

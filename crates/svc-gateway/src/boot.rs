@@ -38,6 +38,7 @@ async fn boot(service: Service, proxy: Arc<Proxy>, waiting: Arc<AtomicBool>) -> 
         }
         if unmet != told {
             tracing::warn!(waiting_for = unmet.join(" "), "strict boot: not ready yet");
+            service.explain(CAUSE, &format!("waits for {}", unmet.join(" ")));
             told = unmet;
         }
         tokio::select! {

@@ -471,6 +471,9 @@ settings! {
         class: String = String::new() => Hot;
         /// Factor for what its calls cost in the fair queue.
         cost: u64 = 1 => Hot;
+        /// Whether an answer has a strong tag, for which all of it must be there before it is sent. Off: it is sent as soon
+        /// as all required parts are there, and goes on with each other part as it comes.
+        etag: bool = true => Hot;
         /// What it is made of.
         parts: Vec<PartSettings> = Vec::new() => Required;
     }

@@ -224,7 +224,7 @@ impl Gateway {
         let material = read(service, settings, data, verifier, None)?;
         let access_log = AccessLog::start(service, open_sink(settings, data)?);
         let base = data.path().to_owned();
-        let proxy = Arc::new(Proxy::new(service, settings, base, material, access_log.clone(), topics));
+        let proxy = Proxy::new(service, settings, base, material, access_log.clone(), topics).shared();
         start_scheduling(service, settings, proxy.gate());
         let probing = (service.clone(), proxy.clone());
         service.permanent("prober", 0, move || probe(probing.0.clone(), probing.1.clone()));

@@ -100,6 +100,8 @@ impl std::fmt::Debug for Snapshot {
 
 /// The handler behind the gateway's listeners.
 pub(crate) struct Proxy {
+    /// Itself, for what goes on after a call.
+    me: Weak<Proxy>,
     snapshot: Arc<ArcSwap<Snapshot>>,
     base: PathBuf,
     access_log: Arc<AccessLog>,
@@ -180,6 +182,7 @@ impl Proxy {
             ["service", "endpoint", "queue"],
         );
         Proxy {
+            me: Weak::new(),
             snapshot,
             base,
             access_log,
@@ -203,6 +206,11 @@ impl Proxy {
             #[cfg(feature = "otlp")]
             tracer: std::sync::OnceLock::new(),
         }
+    }
+
+    /// The proxy where it is used, which knows where that is.
+    pub(crate) fn shared(self) -> Arc<Proxy> {
+        Arc::new_cyclic(|me| Proxy { me: me.clone(), ..self })
     }
 
     pub(crate) fn is_degraded(&self) -> bool {
@@ -252,7 +260,7 @@ impl Proxy {
         conn: &ConnInfo,
         corr: &CorrId,
         begun: Instant,
-        snapshot: &Snapshot,
+        snapshot: &Arc<Snapshot>,
         seen: &mut Seen,
     ) -> Result<Response<Body>, Rejection> {
         let plan = {
@@ -280,7 +288,7 @@ impl Proxy {
             cost: route.cost.saturating_mul(request_cost),
             deadline: budget.until,
         };
-        let mut pass = self.enter(ticket, upstream, snapshot, &plan).await?;
+        let mut pass = self.enter(ticket, upstream, snapshot, &caller, route).await?;
         seen.admitted = Some(Instant::now());
         let upgrade = upgrade_of(&request);
         let (request, upload) = self.measured(request, snapshot, &plan, seen.client, &mut pass);
@@ -303,15 +311,16 @@ impl Proxy {
         ticket: Ticket,
         upstream: &Upstream,
         snapshot: &Snapshot,
-        plan: &Plan<'_>,
+        caller: &Caller,
+        route: &RouteSettings,
     ) -> Result<Pass, Rejection> {
-        let standing = snapshot.tenants.standing(&plan.caller);
+        let standing = snapshot.tenants.standing(caller);
         let entered = if snapshot.settings.fair_queue.enabled {
             self.gate.enter(ticket, &upstream.permits, standing).await
         } else {
             self.gate.try_enter(ticket, &upstream.permits, standing).ok_or(Refused::Lost)
         };
-        entered.map_err(|refused| self.not_admitted(refused, plan.route))
+        entered.map_err(|refused| self.not_admitted(refused, route))
     }
 
     /// Has the request's bytes counted: what was taken for its body is replaced in the end by what came of it.

@@ -235,7 +235,7 @@ impl Tenants {
         match from.client {
             // Its user id is known, and may connect: that is who it is, and it says nothing of scopes.
             None if route.scopes.is_empty() => Ok(None),
-            None => Err(forbidden()),
+            None => Err(forbidden(route)),
             Some(_) if needed => Err(challenge(Reason::Unauth, self.auth.wanted())),
             Some(_) => Ok(None),
         }
@@ -256,7 +256,7 @@ impl Tenants {
             Auth::Jwt(jwt) => {
                 let claims = jwt.check(sent, from.now)?;
                 if !route.scopes.iter().all(|scope| claims.has_scope(scope)) {
-                    return Err(forbidden());
+                    return Err(forbidden(route));
                 }
                 let configured = self.claimed(|name, take| claims.words(name).for_each(|value| take(&value)));
                 // A subject counts as one, however many tokens it gets.
@@ -268,7 +268,7 @@ impl Tenants {
             }
             Auth::Biscuit(verifier) => {
                 let opened = admit(verifier, sent, route, from).map_err(|reason| match reason {
-                    Reason::Forbidden => forbidden(),
+                    Reason::Forbidden => forbidden(route),
                     Reason::TokenExpired => challenge(reason, "the capability has expired"),
                     Reason::TokenAudience => challenge(reason, "the capability is for another service"),
                     Reason::TokenRevoked => challenge(reason, "the capability is revoked"),
@@ -301,7 +301,7 @@ impl Tenants {
     /// Whether a tenant's keys and certificates allow what the route wants.
     fn require_scopes(&self, index: usize, route: &RouteSettings) -> Result<(), Rejection> {
         let has = &self.known[index].scopes;
-        if route.scopes.iter().all(|scope| has.contains(scope)) { Ok(()) } else { Err(forbidden()) }
+        if route.scopes.iter().all(|scope| has.contains(scope)) { Ok(()) } else { Err(forbidden(route)) }
     }
 }
 
@@ -314,8 +314,13 @@ fn admit(verifier: &Verifier, sent: &[u8], route: &RouteSettings, from: From<'_>
     Ok(opened)
 }
 
-fn forbidden() -> Rejection {
-    challenge(Reason::Forbidden, "these credentials do not allow this here")
+fn forbidden(route: &RouteSettings) -> Rejection {
+    let refused = "these credentials do not allow this here";
+    let mut rejection = challenge(Reason::Forbidden, refused);
+    if !route.scopes.is_empty() {
+        rejection.detail = format!("{refused}: it needs the scope {}", route.scopes.join(" and ")).into();
+    }
+    rejection
 }
 
 fn class_index(class: ClassName) -> u8 {

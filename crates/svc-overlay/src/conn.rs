@@ -5,6 +5,7 @@ use crate::link::{End, Link};
 use crate::reader::{Reader, session_config};
 use crate::shared::Shared;
 use crate::writer::write;
+use oap::control::Goaway;
 use oap::session::{Role, Session};
 use ron_kernel::http::{Io, Peer};
 use ron_kernel::sync::Permit;
@@ -152,6 +153,11 @@ where
 /// Tells the engine and the metrics that a connection is over; says why, and whether it was a session.
 fn account(shared: &Shared, link: &Link) -> (End, bool) {
     let (end, open) = (link.ended().unwrap_or(End::Peer), link.was_open());
+    let end = match (end, link.told.get()) {
+        (End::Peer | End::Io, Some(Goaway::Policy)) => End::Unwelcome,
+        (End::Peer | End::Io, Some(Goaway::Limit)) => End::Crowded,
+        _ => end,
+    };
     if let Some(opened) = link.opened.get() {
         shared.call(Call::Close(opened.peer));
     }

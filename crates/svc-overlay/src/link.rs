@@ -46,6 +46,10 @@ pub(crate) enum End {
     WriteTimeout,
     /// The peer refused our HELLO.
     Refused,
+    /// The peer does not want this node: it does not list it, or has greylisted it.
+    Unwelcome,
+    /// The peer has no room for the session.
+    Crowded,
     /// The engine began anew, and knows nobody.
     Restart,
     /// Our own task panicked.
@@ -68,6 +72,8 @@ impl End {
             End::ReadTimeout => "read_timeout",
             End::WriteTimeout => "write_timeout",
             End::Refused => "refused",
+            End::Unwelcome => "unwelcome",
+            End::Crowded => "crowded",
             End::Restart => "restart",
             End::Panic => "panic",
         }
@@ -118,6 +124,8 @@ pub(crate) struct Link {
     pub(crate) stop: Notify,
     pub(crate) agreed: OnceLock<Agreed>,
     pub(crate) opened: OnceLock<Opened>,
+    /// Why the peer goes away, as it said itself.
+    pub(crate) told: OnceLock<Goaway>,
     end: OnceLock<End>,
     finish: AtomicU8,
     /// Whether it became a session.
@@ -149,6 +157,7 @@ impl Link {
             stop: Notify::new(),
             agreed: OnceLock::new(),
             opened: OnceLock::new(),
+            told: OnceLock::new(),
             end: OnceLock::new(),
             finish: AtomicU8::new(OPEN),
             session: AtomicBool::new(false),

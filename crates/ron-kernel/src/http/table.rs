@@ -17,7 +17,8 @@ const RESERVE: usize = 16;
 /// A connection still in its handshake or first head this long may be closed to make room.
 const SLOW_START: Duration = Duration::from_millis(250);
 
-/// How long, when a drain begins, a connection without a request may take to send one.
+/// How long, when a drain begins, a connection without a request may take to send one: its first, or the next after an
+/// answer. A client that sends one after another would else lose one whenever a process ends.
 const FIRST_WORD: Duration = Duration::from_millis(500);
 
 /// How long a newcomer waits for the place of a connection that was told to give way.
@@ -105,6 +106,11 @@ impl ConnState {
     pub(crate) fn give(&self, order: Order) {
         self.order.fetch_max(order as u8, Ordering::AcqRel);
         self.waker.wake();
+    }
+
+    /// Its client may be about to send a request: the last was answered only just now.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.phase() == Phase::Idle && self.age() < FIRST_WORD
     }
 
     pub(crate) fn set_request(&self, method: &http::Method, uri: &http::Uri) {
@@ -395,6 +401,20 @@ mod tests {
         second.state.set_phase(Phase::Idle);
         let _third = enter(&table);
         assert_eq!((first.state.order(), second.state.order()), (Order::None, Order::Close));
+    }
+
+    #[test]
+    fn only_a_connection_that_was_answered_just_now_is_in_use() {
+        let table = ConnTable::new(3);
+        let mut entry = enter(&table);
+        for (phase, in_use) in [(Phase::Head, false), (Phase::Busy, false), (Phase::Idle, true)] {
+            entry.state.set_phase(phase);
+            assert_eq!(entry.state.is_in_use(), in_use, "{phase:?}");
+        }
+        drop(table.lock().remove(&entry.id));
+        let state = Arc::get_mut(&mut entry.state).unwrap();
+        state.started = state.started.checked_sub(FIRST_WORD).unwrap();
+        assert!(!entry.state.is_in_use(), "it was answered a while ago");
     }
 
     #[tokio::test]

@@ -69,7 +69,7 @@ impl Notice {
                 if !std::mem::replace(lost, true) {
                     self.service.lose(cause, Severity::Degraded);
                 }
-                self.service.kernel().health().explain(self.service.name(), cause, &why);
+                self.service.explain(cause, &why);
             }
             None => {
                 if std::mem::replace(lost, false) {

@@ -288,7 +288,7 @@ async fn run(this: Arc<Following>, source: Source, mut ears: Ears) -> TaskResult
         };
         let outcome = tokio::select! {
             biased;
-            () = this.service.shutdown().draining() => return Ok(()),
+            () = this.end() => break,
             outcome = contact => outcome,
         };
         let news = this.follower.load().head() != before;
@@ -359,7 +359,16 @@ impl Following {
         (follower.head().version, wait)
     }
 
-    /// Waits until there is something to look at; none at the drain, or if the log is found to have two histories.
+    /// Resolves when the process is to end. Other services drain first: that a registry in this process answers no more
+    /// is no trouble then.
+    async fn end(&self) {
+        tokio::select! {
+            _ = self.service.kernel().ending() => {}
+            () = self.service.shutdown().draining() => {}
+        }
+    }
+
+    /// Waits until there is something to look at; none at the end, or if the log is found to have two histories.
     async fn news(
         &self,
         source: &Source,
@@ -374,7 +383,7 @@ impl Following {
         loop {
             tokio::select! {
                 biased;
-                () = self.service.shutdown().draining() => return None,
+                () = self.end() => return None,
                 // Before what others say, so that none of them can keep the registry's own answer from being heard.
                 (begun, told) = &mut asked => return Some(News { begun, by: "poll", told: Some(told) }),
                 heard = ears.next() => match heard {
@@ -585,9 +594,10 @@ impl Following {
         let head = follower.head();
         let rejected =
             sets.rejected.map(|rejected| json!({"version": rejected.version, "problems": rejected.problems}));
+        let note = follower.newest().map(ToString::to_string);
         let size = follower.newest().and_then(|note| Checkpoint::parse(&note.text)).map(|it| it.size);
         json!({
-            "follows": true, "checkpoint": size, "version": head.version, "hash": head.hash.to_string(), "log_key": follower.log().map(ToString::to_string),
+            "follows": true, "checkpoint": size, "note": note, "version": head.version, "hash": head.hash.to_string(), "log_key": follower.log().map(ToString::to_string),
             "in_force": {"version": sets.in_force.version, "items": sets.in_force.len()},
             "rejected": rejected, "trouble": self.layers.notice.trouble(),
             "evidence": self.found.load().as_ref().map(|found| found.json()),

@@ -1,13 +1,15 @@
 //! `node.amnesia`: a whole node that is used, and what it did to the filesystem.
 
+use crate::follow::{Registry, following_at, put, route};
 use crate::whole::{Keys, Whole};
-use ron_testkit::{Origin, Script, command, get, request, ron};
+use ron_testkit::{Answer, Origin, Script, command, get, request, ron};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
+use tempfile::NamedTempFile;
 
 /// Calls that change a folder or a file by its name, or a file's length.
 const CHANGES: &str = "creat,mkdir,mkdirat,mknod,mknodat,rename,renameat,renameat2,unlink,unlinkat,rmdir,link,linkat,\
@@ -73,52 +75,119 @@ fn bearer(addresses: &Value) -> String {
 #[test]
 fn a_whole_node_under_amnesia_is_used_and_strace_sees_no_file_written() {
     let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name);
-    for name in ["conf", "cwd", "home", "tmp"] {
-        std::fs::create_dir(at(name)).unwrap();
-    }
+    folders(dir.path());
     let upstream = Origin::start(|_| Script::Body(b"hi".to_vec()));
     let keys = Keys { rest: "[node]\namnesia = true", ..Keys::default() };
-    let whole = Whole::make(&at("conf"), upstream, &keys);
+    let whole = Whole::make(&dir.path().join("conf"), upstream, &keys);
     let mut before = BTreeMap::new();
     listing(dir.path(), &mut before);
-    let trace = tempfile::NamedTempFile::new().unwrap();
-    let up = command(&["up", "--config", "../conf/ron.toml"], &at("cwd"));
-    let mut traced = Command::new("strace");
-    traced.args([
-        "-f",
-        "-qq",
-        "-s",
-        "256",
-        "-e",
-        &format!("trace=open,openat,openat2,{}", CHANGES.replace(' ', "")),
-        "-o",
-    ]);
-    traced.arg(trace.path()).arg(up.get_program()).args(up.get_args()).current_dir(at("cwd"));
-    traced.env("HOME", at("home")).env("TMPDIR", at("tmp")).env("XDG_RUNTIME_DIR", at("tmp"));
-    let mut child = traced
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("strace is installed by `cargo xtask test`");
-    let mut out = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    out.read_line(&mut line).unwrap();
-    let addresses: Value = serde_json::from_str(&line).expect("one line says where it is");
-    use_all(&whole, &addresses);
-    reload_and_stop(&addresses);
-    let mut rest = String::new();
-    out.read_to_string(&mut rest).unwrap();
-    assert_eq!(rest, "", "one line is all that is said");
-    assert!(child.wait().unwrap().success());
+    let node = Traced::start(dir.path(), &["up"]);
+    use_all(&whole, &node.addresses);
+    node.reload_and_stop();
     let mut after = BTreeMap::new();
     listing(dir.path(), &mut after);
     assert_eq!(before, after);
-    let trace = std::fs::read_to_string(trace.path()).unwrap();
-    assert!(trace.contains("conf/ron.toml"), "the trace is of the node");
-    let changes: Vec<&str> = trace.lines().filter_map(change).collect();
-    assert!(changes.is_empty(), "{changes:#?}");
+}
+
+#[test]
+fn a_node_under_amnesia_follows_a_registry_and_strace_sees_no_file_written() {
+    let origin = Origin::start(|_| Script::Body(b"governed".to_vec()));
+    let registry = Registry::start();
+    let url = format!("http://{}", registry.address());
+    let dir = tempfile::tempdir().unwrap();
+    folders(dir.path());
+    let conf = dir.path().join("conf");
+    std::fs::write(conf.join("roots.json"), registry.roots.canonical()).unwrap();
+    let text = following_at(&url, &registry.roots, "").replace("[node]\n", "[node]\namnesia = true\n");
+    std::fs::write(conf.join("ron.toml"), text).unwrap();
+    let mut before = BTreeMap::new();
+    listing(dir.path(), &mut before);
+
+    let node = Traced::start(dir.path(), &["run", "gateway"]);
+    let upstream = put("upstream", "u", json!({"name": "u", "servers": [origin.url()]}));
+    registry.commit(&[upstream, route("r", "u")]);
+    let serves = |node: &Traced, path: &str| {
+        let gateway = node.addresses["gateway"]["http"].as_str().unwrap();
+        eventually(path, || get(gateway, path).text() == "governed");
+    };
+    serves(&node, "/r");
+    let follow = |node: &Traced| node.ask("GET", "/node/follow").json();
+    // What is wrong is kept apart from what is good, in memory as on a disk.
+    let bad = registry.commit(&[route("bad", "nowhere")]);
+    eventually("it is rejected", || {
+        follow(&node)["rejected"].is_object() || follow(&node)["trouble"].is_string()
+    });
+    serves(&node, "/r");
+    node.reload_and_stop();
+
+    // The next process knows nothing, and gets there again from the trust roots on.
+    let mended = registry.commit(&[json!({"op": "delete", "kind": "route", "id": "bad"}), route("s", "u")]);
+    assert!(mended > bad);
+    let node = Traced::start(dir.path(), &["run", "gateway"]);
+    serves(&node, "/r");
+    serves(&node, "/s");
+    eventually("it has followed", || follow(&node)["version"] == mended);
+    node.reload_and_stop();
+    let mut after = BTreeMap::new();
+    listing(dir.path(), &mut after);
+    assert_eq!(before, after);
+}
+
+/// The folders that a node is given: its configuration's, the one it is started in, and what the environment names.
+fn folders(dir: &Path) {
+    for name in ["conf", "cwd", "home", "tmp"] {
+        std::fs::create_dir(dir.join(name)).unwrap();
+    }
+}
+
+/// A node under amnesia, and under strace.
+struct Traced {
+    child: Child,
+    out: BufReader<ChildStdout>,
+    trace: NamedTempFile,
+    addresses: Value,
+}
+
+impl Traced {
+    /// Starts it with the configuration in `conf`.
+    fn start(dir: &Path, args: &[&str]) -> Traced {
+        let trace = NamedTempFile::new().unwrap();
+        let run = command(&[args, &["--config", "../conf/ron.toml"]].concat(), &dir.join("cwd"));
+        let calls = format!("trace=open,openat,openat2,{}", CHANGES.replace(' ', ""));
+        let mut traced = Command::new("strace");
+        traced.args(["-f", "-qq", "-s", "256", "-e", &calls, "-o"]).arg(trace.path());
+        traced.arg(run.get_program()).args(run.get_args()).current_dir(dir.join("cwd"));
+        for (name, folder) in [("HOME", "home"), ("TMPDIR", "tmp"), ("XDG_RUNTIME_DIR", "tmp")] {
+            traced.env(name, dir.join(folder));
+        }
+        traced.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = traced.spawn().expect("strace is installed by `cargo xtask test`");
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        let addresses: Value = serde_json::from_str(&line).expect("one line says where it is");
+        Traced { child, out, trace, addresses }
+    }
+
+    /// A request to its admin plane.
+    fn ask(&self, method: &str, path: &str) -> Answer {
+        let (admin, token) = (self.addresses["admin"].as_str().unwrap(), bearer(&self.addresses));
+        request(admin, method, path, &[("Authorization", &token)], b"").unwrap()
+    }
+
+    /// Ends it; it has said one line and written nothing.
+    fn reload_and_stop(mut self) {
+        assert_eq!(self.ask("POST", "/admin/reload").status, 200);
+        assert_eq!(self.ask("POST", "/admin/shutdown").status, 202);
+        let mut rest = String::new();
+        self.out.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "", "one line is all that is said");
+        assert!(self.child.wait().unwrap().success());
+        let trace = std::fs::read_to_string(self.trace.path()).unwrap();
+        assert!(trace.contains("conf/ron.toml"), "the trace is of the node");
+        let changes: Vec<&str> = trace.lines().filter_map(change).collect();
+        assert!(changes.is_empty(), "{changes:#?}");
+    }
 }
 
 /// Something of everything that would be kept.
@@ -143,13 +212,6 @@ fn use_all(whole: &Whole, addresses: &Value) {
     let published =
         request(admin, "POST", "/overlay/topics/news", &[("Authorization", &token)], b"hello").unwrap();
     assert_eq!(published.status, 202, "{}", published.text());
-}
-
-fn reload_and_stop(addresses: &Value) {
-    let (admin, token) = (addresses["admin"].as_str().unwrap(), bearer(addresses));
-    let post = |path: &str| request(admin, "POST", path, &[("Authorization", &token)], b"").unwrap().status;
-    assert_eq!(post("/admin/reload"), 200);
-    assert_eq!(post("/admin/shutdown"), 202);
 }
 
 fn eventually(what: &str, holds: impl Fn() -> bool) {

@@ -157,6 +157,22 @@ fn another_nodes_topics_are_reached_over_a_session_that_comes_back() {
 }
 
 #[test]
+fn a_peer_that_does_not_list_the_gateway_is_asked_less_and_less_often_and_readiness_says_why() {
+    let text = format!("[admin]\n{FREE}\n[overlay]\n{FREE}\n");
+    let node = Node::start(&["overlay"], &text);
+    let gate = gateway("", &bridge_to(&peer(&node)));
+    gate.eventually("it says why", |gate| {
+        let ready = get(&gate.admin(), "/readyz").json();
+        ready["why"]["gateway.bridge"].as_str().is_some_and(|why| why.contains("does not admit this node"))
+    });
+    gate.eventually("it is tried again", |gate| {
+        gate.metric("backoff_retries_total{service=\"gateway\",op=\"connect\"}") >= 5.0
+    });
+    let told = gate.log().matches("no session with the overlay peer").count();
+    assert_eq!(told, 1, "what does not change is said once: {}", gate.log());
+}
+
+#[test]
 fn publishing_and_following_need_their_scopes() {
     let far = overlay("127.0.0.1:0", "");
     let node = gateway("", &format!("{}\n[gateway.auth]\nmode = \"biscuit\"\n", bridge_to(&peer(&far))));

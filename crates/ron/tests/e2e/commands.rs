@@ -1,7 +1,7 @@
 //! Commands that end by themselves: what they print and the code they leave.
 
-use ron_testkit::{ron, ron_with};
-use std::process::{Command, Output};
+use ron_testkit::{command, ron, ron_with};
+use std::process::{Command, Output, Stdio};
 
 fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
@@ -155,9 +155,24 @@ fn tokens_are_minted_narrowed_and_inspected() {
     let none = ron(&["token", "mint"], dir.path());
     assert_eq!((code(&none), text(&none).contains("at least one scope")), (64, true));
     let word = ron(&["token", "mint", "--scope", "a b"], dir.path());
-    assert_eq!((code(&word), text(&word).contains("a scope may hold")), (64, true));
+    assert_eq!((code(&word), text(&word).contains("a scope must be")), (64, true));
     let unkeyed = ron(&["token", "mint", "--scope", "a", "--key", "none.pem"], dir.path());
     assert!(text(&unkeyed).contains("--key FILE"), "{}", text(&unkeyed));
+    for (flags, wanted) in [
+        (["--path", "edge"], "must begin with /"),
+        (["--method", ""], "the method must be"),
+        (["--tenant", "other"], "--tenant other: the token was not minted for it"),
+    ] {
+        let refused = ron(&[&["token", "attenuate", &token][..], &flags].concat(), dir.path());
+        assert_eq!((code(&refused), text(&refused).contains(wanted)), (64, true), "{}", text(&refused));
+    }
+    // The id is needed most when the list that it belongs into is not good.
+    std::fs::write(dir.path().join("ron-data/revoked.txt"), "nonsense\n").unwrap();
+    let broken = ["--set", "gateway.auth.revocations=revoked.txt", "--set", "gateway.auth.mode=biscuit"];
+    let shown = ron(&[&["config", "show"][..], &broken].concat(), dir.path());
+    assert!(text(&shown).contains("line 1 is no id of a token"), "{}", text(&shown));
+    let inspected = ron(&[&["token", "inspect", &token][..], &broken].concat(), dir.path());
+    assert!(text(&inspected).contains("signed by a trusted key: yes"), "{}", text(&inspected));
 }
 
 #[test]
@@ -172,6 +187,19 @@ fn bad_usage_is_64_and_help_is_0() {
         let output = ron(args, dir.path());
         assert_eq!(code(&output), 0, "{args:?}");
         assert!(!output.stdout.is_empty(), "{args:?}");
+    }
+    let page = text(&ron(&["man"], dir.path()));
+    for wanted in [".SS \"ron up\"", ".SS \"ron registry put\"", "takeover", "EXIT STATUS", "RON_TOKEN"] {
+        assert!(page.contains(wanted), "{wanted}: {page}");
+    }
+    assert!(!page.contains("ron\\-up(1)"), "a page that there is not");
+    // A reader that has seen enough is nobody's fault.
+    for args in [["completions", "bash"], ["config", "schema"]] {
+        let mut child =
+            command(&args, dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((code(&output), output.stderr.len()), (0, 0), "{args:?}: {}", text(&output));
     }
 }
 

@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// A registry whose signers are `s0`, `s1`, …; two must approve. It has an overlay too.
-struct Registry {
+pub(crate) struct Registry {
     node: Option<Node>,
     keys: Vec<SigningKey>,
-    roots: TrustRoots,
+    pub(crate) roots: TrustRoots,
 }
 
 fn set(keys: &[SigningKey], of: &[usize]) -> SignerSet {
@@ -32,16 +32,16 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
-fn put(kind: &str, id: &str, body: Value) -> Value {
+pub(crate) fn put(kind: &str, id: &str, body: Value) -> Value {
     json!({"op": "put", "kind": kind, "id": id, "body": body})
 }
 
-fn route(id: &str, upstream: &str) -> Value {
+pub(crate) fn route(id: &str, upstream: &str) -> Value {
     put("route", id, json!({"path": format!("/{id}"), "upstream": upstream}))
 }
 
 impl Registry {
-    fn start() -> Registry {
+    pub(crate) fn start() -> Registry {
         Registry::start_with("")
     }
 
@@ -65,7 +65,7 @@ impl Registry {
         self.node.as_ref().expect("it runs")
     }
 
-    fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         self.node().address("registry", "http")
     }
 
@@ -99,7 +99,7 @@ impl Registry {
         request(&self.address(), "POST", "/registry/proposals?commit=true", &json, body.as_bytes()).unwrap()
     }
 
-    fn commit(&self, ops: &[Value]) -> u64 {
+    pub(crate) fn commit(&self, ops: &[Value]) -> u64 {
         let answer = self.commit_by(&[0, 1], ops);
         assert_eq!(answer.status, 201, "{}", answer.text());
         answer.json()["version"].as_u64().unwrap()
@@ -173,7 +173,7 @@ fn following(relay: &Relay, roots: &TrustRoots, rest: &str) -> String {
     following_at(&format!("http://{}", relay.address), roots, rest)
 }
 
-fn following_at(url: &str, roots: &TrustRoots, rest: &str) -> String {
+pub(crate) fn following_at(url: &str, roots: &TrustRoots, rest: &str) -> String {
     format!(
         "[node]\nfollow = {{ url = \"{url}\", trust_roots = \"roots.json\", trust_roots_b3 = \"{}\" }}\n\
          [admin]\nlisten = \"127.0.0.1:0\"\n[gateway]\nlisten = \"127.0.0.1:0\"\n{rest}\n",
@@ -649,6 +649,9 @@ fn a_node_follows_the_registry_in_its_own_process_from_its_first_start() {
     let bearer = format!("Bearer {admin}");
     let answer = request(&node.admin(), "GET", "/node/follow", &[("Authorization", &bearer)], b"").unwrap();
     assert_eq!((&answer.json()["version"], &answer.json()["in_force"]["items"]), (&json!(1), &json!(1)));
+    let mut node = node;
+    assert_eq!(node.stop(), 0);
+    assert!(!node.log().contains("not followed now"), "an end is no trouble: {}", node.log());
 }
 
 #[test]

@@ -317,6 +317,9 @@ fn a_strict_boot_is_ready_when_everything_behind_it_has_been_seen() {
     assert!(unmet(&node, "write") && unmet(&node, "read"));
     assert_eq!(get(&node.admin(), "/healthz").status, 200, "it lives");
     node.eventually("it says for what it waits", |node| node.log().contains("upstream.o jwks"));
+    node.eventually("and to whoever asks", |node| {
+        get(&node.admin(), "/readyz").json()["why"]["gateway.strict_boot"] == "waits for upstream.o jwks"
+    });
     healthy.store(true, Ordering::SeqCst);
     node.eventually("the upstream is seen", |node| {
         node.log().contains("waiting_for=jwks") || node.log().contains("\"jwks\"")

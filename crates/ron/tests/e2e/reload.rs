@@ -41,6 +41,8 @@ fn a_bad_file_keeps_the_last_good_configuration_and_says_so() {
         (ready.status, &ready.json()["degraded"], &ready.json()["missing"][0]),
         (200, &true.into(), &"config_reload".into())
     );
+    let why = ready.json()["why"]["config_reload"].to_string();
+    assert!(why.contains("gateway.routes[0].nonsense: unknown key"), "{why}");
     assert_eq!(get(&node.gateway(), "/x").status, 200);
     assert!(node.metric("config_reload_total{service=\"kernel\",result=\"failed\"}") >= 1.0);
     node.write_config(&good);

@@ -18,10 +18,10 @@ fn origin() -> Origin {
     })
 }
 
-/// Less than what a process that drains gives a new connection to say something.
+/// Less than what a process that drains gives a connection to say something, be it new or just answered.
 const FIRST_WORD: Duration = Duration::from_millis(400);
 
-/// Clients that make a connection for each request until they are told to stop.
+/// Clients that make a connection for each request, and others that keep theirs, until they are told to stop.
 struct Load {
     stop: Arc<AtomicBool>,
     good: Arc<AtomicUsize>,
@@ -32,11 +32,11 @@ impl Load {
     fn start(address: &str) -> Load {
         let mut load = Load { stop: Arc::default(), good: Arc::default(), threads: Vec::new() };
         for _ in 0..4 {
-            let (address, stop, good) = (address.to_owned(), load.stop.clone(), load.good.clone());
+            let (to, stop, good) = (address.to_owned(), load.stop.clone(), load.good.clone());
             load.threads.push(std::thread::spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
                     let begun = Instant::now();
-                    let mut client = match Client::connect(&address) {
+                    let mut client = match Client::connect(&to) {
                         Ok(client) => client,
                         Err(error) => panic!("a connection was refused: {error}"),
                     };
@@ -55,6 +55,8 @@ impl Load {
                     }
                 }
             }));
+            let (address, stop, good) = (address.to_owned(), load.stop.clone(), load.good.clone());
+            load.threads.push(std::thread::spawn(move || keep_asking(&address, &stop, &good)));
         }
         load
     }
@@ -72,6 +74,32 @@ impl Load {
         self.stop.store(true, Ordering::SeqCst);
         for thread in self.threads {
             thread.join().unwrap();
+        }
+    }
+}
+
+/// One request after another on a connection, until an answer says that it was the last there.
+fn keep_asking(address: &str, stop: &AtomicBool, good: &AtomicUsize) {
+    while !stop.load(Ordering::SeqCst) {
+        let mut before = Instant::now();
+        let mut client = Client::connect(address).expect("no connection is refused");
+        loop {
+            let sent = client.send(b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n");
+            let gap = before.elapsed();
+            before = Instant::now();
+            match sent.and_then(|()| client.read_answer("GET")) {
+                Ok(answer) => {
+                    assert_eq!((answer.status, answer.text()), (200, "hi".to_owned()));
+                    good.fetch_add(1, Ordering::SeqCst);
+                    if answer.header("connection") == Some("close") || stop.load(Ordering::SeqCst) {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    assert!(gap > FIRST_WORD, "a request was lost that came at once: {error}");
+                    break;
+                }
+            }
         }
     }
 }

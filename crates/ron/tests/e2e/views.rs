@@ -1,9 +1,10 @@
 //! Hydration: one call of a client, several behind it, one answer.
 
 use crate::config;
-use ron_testkit::{Answer, Node, Origin, Script, api_key, get, request};
+use ron_testkit::{Answer, Client, Node, Origin, Script, api_key, get, request};
 use serde_json::{Value, json};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Two upstreams behind a view of a profile; `more` goes into the view, `posts` is the path of its second part.
@@ -124,6 +125,68 @@ fn an_optional_part_that_is_missing_is_null_and_named() {
     check("/half", "", json!({"part": "posts", "status": 502, "code": "not_json"}));
     check("/packed", "", json!({"part": "posts", "status": 502, "code": "not_json"}));
     check("/large", "max_bytes = \"1KiB\"", json!({"part": "posts", "status": 502, "code": "too_large"}));
+}
+
+/// A piece of an answer whose length nobody knew.
+fn chunk(client: &mut Client) -> String {
+    let mut line = String::new();
+    while !line.ends_with("\r\n") {
+        line.push(char::from(client.read_exact(1).expect("the answer goes on")[0]));
+    }
+    let size = usize::from_str_radix(line.trim(), 16).unwrap();
+    String::from_utf8(client.read_exact(size + 2).unwrap()[..size].to_vec()).unwrap()
+}
+
+#[test]
+fn a_view_without_a_tag_is_sent_as_its_parts_come() {
+    let users = users();
+    let open = Arc::new(AtomicBool::new(false));
+    let gate = open.clone();
+    let feed = Origin::start(move |path| {
+        while path.contains("gated") && !gate.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if path.contains("silent") { Script::Silence } else { Script::Body(b" [1,2] ".to_vec()) }
+    });
+    let config = profile(&users, &feed, "etag = false", "/gated?u={id}");
+    let node = Node::start(&["gateway"], &config);
+    let mut client = Client::connect(&node.gateway()).unwrap();
+    client.send(b"GET /v1/view/profile/7 HTTP/1.1\r\nHost: x\r\nIf-None-Match: *\r\n\r\n").unwrap();
+    let head = client.read_head().unwrap().to_lowercase();
+    assert!(head.starts_with("http/1.1 200") && !head.contains("etag"), "{head}");
+    assert!(head.contains("content-type: application/json"), "{head}");
+    let mut text = String::new();
+    while !text.ends_with('}') {
+        text += &chunk(&mut client);
+    }
+    assert_eq!(text, "{\"user\":{\"path\":\"/users/7\"}", "what is there is sent");
+    assert_eq!(
+        node.metric("view_parts_total{view=\"/v1/view/profile/{id}\",part=\"posts\",result=\"ok\"}"),
+        0.0
+    );
+    open.store(true, Ordering::SeqCst);
+    loop {
+        let piece = chunk(&mut client);
+        if piece.is_empty() {
+            break;
+        }
+        text += &piece;
+    }
+    assert_eq!(text, "{\"user\":{\"path\":\"/users/7\"},\"posts\":[1,2],\"errors\":[]}");
+    assert_eq!((parts(&node, "user", "ok"), parts(&node, "posts", "ok")), (1.0, 1.0));
+    // The status is that of the parts that are required, as ever.
+    let gone = view(&node, "gone");
+    assert_eq!((gone.status, gone.reason(), &gone.json()["part"]), (502, "upstream_error", &"user".into()));
+    let head = request(&node.gateway(), "HEAD", "/v1/view/profile/7", &[], b"").unwrap();
+    assert_eq!((head.status, head.body.len()), (200, 0));
+    // Whoever does not come in time is named at the end.
+    let node =
+        Node::start(&["gateway"], &profile(&users, &feed, "etag = false\ntimeout = \"4s\"", "/silent"));
+    let errors = json!([{"part": "posts", "status": 504, "code": "deadline"}]);
+    assert_eq!(
+        view(&node, "7").json(),
+        json!({"user": {"path": "/users/7"}, "posts": null, "errors": errors})
+    );
 }
 
 #[test]

@@ -39,6 +39,7 @@ pub(crate) async fn refresh(
     let retries = service.counter("backoff_retries_total", "Calls tried again.", "op", "jwks");
     let mut missing = Missing::new(&service, CAUSE, Severity::Degraded);
     let mut following: Option<(Arc<Keys>, Schedule)> = None;
+    let mut failed: Option<String> = None;
     loop {
         let current = issuer(&proxy);
         // Keys from elsewhere begin anew.
@@ -55,6 +56,9 @@ pub(crate) async fn refresh(
             }
         };
         missing.note(schedule.is_short_of(&keys));
+        if let Some(why) = &failed {
+            service.explain(CAUSE, why);
+        }
         tokio::select! {
             biased;
             () = service.shutdown().draining() => return Ok(()),
@@ -67,6 +71,7 @@ pub(crate) async fn refresh(
             () = service.shutdown().draining() => return Ok(()),
             fetched = fetch(&keys, tls, &timeouts) => fetched,
         };
+        failed = fetched.as_ref().err().cloned();
         let good = schedule.learn(&keys, fetched, every, Instant::now());
         results[usize::from(!good)].inc();
         if !good {

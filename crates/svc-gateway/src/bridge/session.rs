@@ -92,6 +92,7 @@ impl Link {
                 }
             };
             missing.note(true);
+            self.service.explain(BRIDGE, &why);
             if told.as_ref() != Some(&why) {
                 tracing::warn!(peer = %self.peer, why, "no session with the overlay peer; it is tried again");
                 told = Some(why);
@@ -222,7 +223,16 @@ impl<W: AsyncWrite + Unpin> Open<'_, W> {
                     tracing::info!("the overlay peer is reached");
                 }
                 Event::Frame(frame, place) => self.answered(frame, place),
-                Event::Goaway(reason) => return Some(format!("the peer goes away: {}", reason.name())),
+                // It seemed open until the peer had looked: that is no success, or it would be dialled again at once.
+                Event::Goaway(Goaway::Policy) => {
+                    self.opened = false;
+                    let key = "put this node's key and an address into overlay.peers there";
+                    return Some(format!("the peer does not admit this node: {key}"));
+                }
+                Event::Goaway(reason) => {
+                    self.opened &= reason != Goaway::Limit;
+                    return Some(format!("the peer goes away: {}", reason.name()));
+                }
                 Event::Closed(why) => return Some(closed(why)),
                 Event::Stray(_) | Event::Rejected(_) | Event::Rtt(_) | Event::Broken(..) => {}
             }

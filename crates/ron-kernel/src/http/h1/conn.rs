@@ -325,8 +325,9 @@ impl<'a, H: Handler> Conn<'a, H> {
                     Poll::Ready(Ok(read)) if read > 0 => {}
                     // The end, or an error: what came of a head does not matter any more.
                     Poll::Ready(_) => return Poll::Ready(NextHead::Closed),
-                    // Told to drain: a request that already lay in the socket was looked for just now.
-                    Poll::Pending if order == Order::Drain && untouched => {
+                    // Told to drain: a request that already lay in the socket was looked for just now. One that the client
+                    // has only just sent is waited for; its answer says that the connection ends.
+                    Poll::Pending if order == Order::Drain && untouched && !state.is_in_use() => {
                         return Poll::Ready(NextHead::Closed);
                     }
                     Poll::Pending => return Poll::Pending,

@@ -50,7 +50,11 @@ fn a_new_node_joins_whom_it_is_told_to() {
     let wrong = ron(&["init", "x", "--join", "nobody"], dir.path());
     assert_eq!(wrong.status.code(), Some(64));
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("ed25519:…@host:port"));
-    assert!(ron(&["init", ".", "--join", &peer(&a)], dir.path()).status.success());
+    let made = ron(&["init", ".", "--join", &peer(&a)], dir.path());
+    let key = ron(&["key", "show", "node.key"], dir.path()).stdout;
+    let entry = format!("\"{}@HOST:PORT\"", String::from_utf8_lossy(&key).trim());
+    let said = String::from_utf8_lossy(&made.stdout).into_owned();
+    assert!(made.status.success() && said.contains(&entry), "{said}");
     let free = ["admin", "overlay"].map(|service| format!("{service}.listen=127.0.0.1:0"));
     let args = ["run", "overlay", "--config", "ron.toml", "--set", &free[0], "--set", &free[1]];
     let b = Node::spawn(dir, &args, &[]);

@@ -16,6 +16,14 @@ fn nodes_prove_their_keys_and_only_listed_ones_are_admitted() {
     });
     assert!(a.log().contains(&b.address("overlay", "node")), "{}", a.log());
     assert!(connected(&a).is_empty());
+    // The stranger is told so, and tries less and less often.
+    let waits = |b: &Node| b.admin_get("/overlay/peers").json()["peers"][0].clone();
+    b.eventually("it knows why", |b| {
+        let peer = waits(b);
+        let why = peer["error"].as_str().unwrap_or_default();
+        why.contains("does not admit this node") && peer["failures"].as_u64() >= Some(3)
+    });
+    assert!(b.metric("session_close_total{reason=\"unwelcome\"}") >= 3.0);
     // Listed by a reload, it gets in; struck off, it is shown out.
     let listed = |keys: &str| text("127.0.0.1:0", keys, "");
     a.write_config(&listed(&peers(&[&b])));
