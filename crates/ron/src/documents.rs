@@ -144,7 +144,7 @@ fn registry_advice(reason: Reason) -> &'static str {
         Reason::Expired => "registry: propose again with a later end",
         Reason::NotReady => "look at `/readyz`",
         Reason::Storage => {
-            "registry: look at the disk; `/readyz` says whether it is full, failing or damaged"
+            "registry: look at the disk; edge: at the object store; `/readyz` says whether it is full, failing, damaged or away"
         }
         Reason::Timeout => {
             "edge: `ingress.timeout`, `fill.deadline`, or a faster origin or disk; registry: a faster disk, or longer deadlines"

@@ -22,7 +22,7 @@ pub use keep::{NewName, NewResponse, Op, Put, Stored, keep};
 pub use reader::{ReadError, Reader, Trust, slice};
 pub use scrub::{Progress, scrub};
 use upload::Arriving;
-pub use upload::{Arrived, Upload};
+pub use upload::{Arrived, ArrivedBytes, Upload};
 
 use crate::address::Address;
 use crate::cache::StoredHead;

@@ -2,6 +2,7 @@
 
 use crate::address::Address;
 use crate::cas;
+use crate::depot;
 use crate::egress::{OriginUrl, normal_host};
 use crate::packs::is_remote;
 use crate::s3::{self, Credentials, ObjectUrl};
@@ -61,7 +62,7 @@ settings! {
         http: HttpSettings = HttpSettings::default() => Hot;
         /// Packs of map tiles, each a PMTiles or an MBTiles file. A file that is replaced is mounted anew.
         packs: Vec<PackSettings> = Vec::new() => Hot;
-        /// The object store of packs at `s3://`.
+        /// The object store of packs at `s3://`, and of `cas.backend = "s3"`.
         s3: S3Settings = S3Settings::default() => Hot;
         /// The store.
         cas: CasSettings = CasSettings::default() => Hot;
@@ -187,6 +188,8 @@ choice! {
         Disk = "disk",
         /// In memory, for as long as the process lives.
         Memory = "memory",
+        /// In the object store of `edge.s3`, with the files under `dir` as a cache in front of it.
+        S3 = "s3",
     }
 }
 
@@ -218,6 +221,10 @@ settings! {
         backend: Backend = Backend::Disk => Restart;
         /// Folder of the store.
         dir: String = CAS_DIR.to_owned() => Restart;
+        /// Bucket of the object store, for `backend = "s3"`.
+        bucket: String = String::new() => Restart;
+        /// What keys in the bucket begin with, such as `edge/`.
+        prefix: String = String::new() => Restart;
         /// Bytes of all objects on disk; when there are more, those go that are wanted least.
         max_bytes: Size = Size::mib(10 << 10) => Hot;
         /// Bytes of all objects in memory, likewise.
@@ -289,6 +296,13 @@ pub(crate) fn client_tls(ca_file: &str) -> ClientTlsSettings {
     ClientTlsSettings { ca: ca_file.to_owned(), ..ClientTlsSettings::default() }
 }
 
+impl CasSettings {
+    /// The URL of the object in the bucket that stands before all others.
+    pub(crate) fn first_key(&self) -> String {
+        format!("s3://{}/{}{}", self.bucket, self.prefix, depot::PROBE)
+    }
+}
+
 impl PackSettings {
     /// Whether it is in the object store, and so read with the node's own keys.
     pub fn is_object(&self) -> bool {
@@ -332,6 +346,7 @@ impl EdgeSettings {
         }
         self.validate_packs(problems);
         self.validate_s3(problems);
+        self.validate_depot(amnesia, problems);
         for (index, origin) in self.cors.allow_origins.iter().enumerate() {
             let rest = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
             let good = rest.is_some_and(|host| !host.is_empty() && !host.contains(['/', ' ', '*']));
@@ -452,6 +467,32 @@ impl EdgeSettings {
         }
         if !pack.b3.is_empty() {
             add("b3", "is for a file: the address of a pack elsewhere is not found out");
+        }
+    }
+
+    fn validate_depot(&self, amnesia: bool, problems: &mut Problems) {
+        let cas = &self.cas;
+        if cas.backend != Backend::S3 {
+            for (key, value) in [("bucket", &cas.bucket), ("prefix", &cas.prefix)] {
+                if !value.is_empty() {
+                    problems.add(format!("edge.cas.{key}"), "is for backend = \"s3\"");
+                }
+            }
+            return;
+        }
+        if amnesia {
+            problems.add("edge.cas.backend", "is \"s3\", but node.amnesia is on: nothing may be kept");
+        }
+        if self.mode == Mode::Offline {
+            problems.add("edge.cas.backend", "is \"s3\", but edge.mode is \"offline\": no server is asked");
+        }
+        if !cas.prefix.is_empty() && !cas.prefix.ends_with('/') {
+            problems.add("edge.cas.prefix", "must end with a slash");
+        }
+        match ObjectUrl::parse(&cas.first_key()).and_then(|object| object.locate(&self.s3)) {
+            Ok(_) | Err(s3::BadObject::Endpoint(_)) => {}
+            Err(bad @ s3::BadObject::Key) => problems.add("edge.cas.prefix", bad.to_string()),
+            Err(bad) => problems.add("edge.cas.bucket", bad.to_string()),
         }
     }
 

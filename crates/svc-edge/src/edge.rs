@@ -1,7 +1,8 @@
 //! Building and running the edge.
 
 use crate::cas::{self, CATALOG, CHANGES, Cas, DiskError, HOT};
-use crate::config::{EdgeSettings, Fsync};
+use crate::config::{Backend, EdgeSettings, Fsync};
+use crate::depot::{Depot, DepotError, FETCHES};
 use crate::fill::{FLIGHTS, Fill, IDLE, NEGATIVE, Origins, WORK};
 use crate::pack::{CONNECTION, DIRECTORIES};
 use crate::packs::{self, Packs, READS, TILES};
@@ -27,16 +28,29 @@ use tokio::sync::watch;
 
 const NAME: &str = "edge";
 
-static SHUTDOWN: ChannelSpec =
-    shutdown_spec(NAME, &["listener", "sweeper", "keeper", "scrub", "worker", "packs", "housekeeping"]);
+static SHUTDOWN: ChannelSpec = shutdown_spec(
+    NAME,
+    &["listener", "sweeper", "keeper", "scrub", "worker", "packs", "depot", "housekeeping"],
+);
 static EVENTS: ChannelSpec = events_spec(NAME, &["housekeeping"]);
 static CONFIG: ChannelSpec = config_spec(NAME, &["packs", "housekeeping"]);
 
 /// The edge's declarations, for the inventory and the document.
 pub static CHANNELS: [&ChannelSpec; 5] = [&WORK, &CHANGES, &EVENTS, &SHUTDOWN, &CONFIG];
-pub static LOCKS: [&LockSpec; 10] =
-    [&CATALOG, &HOT, &FLIGHTS, &NEGATIVE, &COUNTERS, &IDLE, &DIRECTORIES, &CONNECTION, &TILES, &READS];
-pub const TASKS: [TaskSpec; 9] = {
+pub static LOCKS: [&LockSpec; 11] = [
+    &CATALOG,
+    &HOT,
+    &FLIGHTS,
+    &NEGATIVE,
+    &COUNTERS,
+    &IDLE,
+    &DIRECTORIES,
+    &CONNECTION,
+    &TILES,
+    &READS,
+    &FETCHES,
+];
+pub const TASKS: [TaskSpec; 10] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     [
         listener,
@@ -74,6 +88,12 @@ pub const TASKS: [TaskSpec; 9] = {
         },
         TaskSpec {
             service: NAME,
+            kind: "depot",
+            sort: TaskSort::Permanent,
+            does: "looks whether the object store behind the local one is there, and tells readiness",
+        },
+        TaskSpec {
+            service: NAME,
             kind: "housekeeping",
             sort: TaskSort::Permanent,
             does: "tells readiness of a full disk, damaged objects and missing workers, closes idle connections",
@@ -92,6 +112,8 @@ pub enum BuildError {
     Tls(#[from] TlsError),
     #[error("edge.cas.dir: {0}")]
     Store(#[from] DiskError),
+    #[error("edge.cas.backend: {0}")]
+    Depot(#[from] DepotError),
     #[error("edge.origins or edge.sites: {0}")]
     Origin(TlsError),
 }
@@ -104,6 +126,7 @@ pub struct Edge {
     cas: Arc<Cas>,
     fill: Arc<Fill>,
     packs: Arc<Packs>,
+    depot: Option<Arc<Depot>>,
     in_memory: bool,
     config: watch::Sender<Arc<EdgeSettings>>,
     tls: Option<Arc<TlsServer>>,
@@ -147,7 +170,10 @@ impl Edge {
         let (fill, jobs) = Fill::new(service, &cas, &encoders, &settings.fill);
         let origins =
             Origins::new(service, settings, data.path(), &Origins::default()).map_err(BuildError::Origin)?;
-        let stores = Stores { fill: fill.clone(), packs: packs.clone() };
+        let depot = (settings.cas.backend == Backend::S3 && !amnesia)
+            .then(|| Depot::open(service, settings, data.path(), &cas))
+            .transpose()?;
+        let stores = Stores { fill: fill.clone(), packs: packs.clone(), depot: depot.clone() };
         let serving = Arc::new(Serving::new(service, settings, stores, origins, verifier));
         fill.run(jobs);
         let (keeping, changes, own) = (cas.clone(), Arc::new(changes), service.clone());
@@ -168,7 +194,7 @@ impl Edge {
             housekeeping(service, fill, server, config)
         });
         let (service, data) = (service.clone(), data.clone());
-        Ok(Edge { service, server, cas, fill, packs, in_memory, config, tls, addresses, data })
+        Ok(Edge { service, server, cas, fill, packs, depot, in_memory, config, tls, addresses, data })
     }
 
     /// Where it listens: scheme and address.
@@ -194,12 +220,17 @@ impl Edge {
         let origins = Origins::new(&self.fill.service, settings, self.data.path(), &former.origins)
             .map_err(BuildError::Origin)?;
         let packs = self.packs.attempt(settings, self.data.path());
+        let depot = self.depot.as_ref();
+        let depot = depot.map(|depot| depot.prepare(settings, self.data.path())).transpose()?;
         let (edge, settings) = (self.clone(), settings.clone());
         Ok(Box::new(move || {
             if let Some((server, config)) = tls {
                 server.replace(config);
             }
             edge.packs.apply(&packs, settings.trust());
+            if let (Some(depot), Some(change)) = (&edge.depot, &depot) {
+                depot.apply(change);
+            }
             edge.cas.apply(settings.store(edge.in_memory));
             edge.server.handler().apply(&settings, origins, verifier);
             edge.server.set_limits(settings.server_limits());

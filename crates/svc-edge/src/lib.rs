@@ -4,8 +4,8 @@
 //! Start from [`Edge`]; then read [`semantics`] for what HTTP asks of an answer (it does no I/O and is given the
 //! clock), [`cache`] for what a shared cache may do (the same holds), [`cas`] for how objects are stored, found and
 //! checked, `fill` with [`board`] and [`egress`] for how they come from origins, [`pack`] for the files that tiles come in, `packs` for
-//! those that are mounted, [`s3`] for those in an object store, and `serve` for the life of a request. Nothing here
-//! accepts a connection or spawns a task by itself: that is the kernel's.
+//! those that are mounted, [`s3`] for those in an object store, [`depot`] for one behind the local store, and `serve` for
+//! the life of a request. Nothing here accepts a connection or spawns a task by itself: that is the kernel's.
 
 pub mod address;
 pub mod board;
@@ -13,6 +13,7 @@ mod body;
 pub mod cache;
 pub mod cas;
 pub mod config;
+pub mod depot;
 mod edge;
 pub mod egress;
 mod encode;

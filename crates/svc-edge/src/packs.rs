@@ -11,7 +11,7 @@ mod table;
 
 pub(crate) use checked::Damage;
 pub(crate) use mounted::{Content, Mounted};
-pub(crate) use remote::{READS, is_remote};
+pub(crate) use remote::{READS, is_remote, said};
 pub(crate) use table::Row;
 
 use crate::cas::Trust;

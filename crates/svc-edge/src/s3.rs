@@ -116,16 +116,16 @@ impl Store {
         Ok(Store { settings: settings.clone(), credentials })
     }
 
-    /// Signs a request without a body.
+    /// Signs a request to a host for a path, whose body has this SHA-256.
     pub fn sign(
         &self,
         method: &Method,
-        host: &str,
-        target: &str,
+        (host, target): (&str, &str),
         headers: &mut HeaderMap,
+        payload: [u8; 32],
         now: Duration,
     ) -> Result<(), InvalidHeaderValue> {
-        let request = Unsigned { method, host, target, payload: sign::EMPTY };
+        let request = Unsigned { method, host, target, payload };
         let scope = Scope { region: &self.settings.region, service: "s3" };
         sign(request, headers, &self.credentials, scope, now)
     }

@@ -1,5 +1,6 @@
 //! The life of a request: rate, room, path, then a look into the store, a change of it, or a question to an origin.
 
+mod depot;
 mod index;
 mod live;
 mod packs;
@@ -12,6 +13,7 @@ use crate::address::Address;
 use crate::cache::{CacheStatus, Reason as Why};
 use crate::cas::Cas;
 use crate::config::EdgeSettings;
+use crate::depot::Depot;
 use crate::fill::{Fill, Origins, host_of};
 use crate::packs::Packs;
 use crate::semantics::decode_path;
@@ -59,6 +61,8 @@ pub(crate) struct Edge {
     cas: Arc<Cas>,
     fill: Arc<Fill>,
     packs: Arc<Packs>,
+    /// The object store behind the local one.
+    depot: Option<Arc<Depot>>,
     inflight: Arc<Permits>,
     rate: Single,
     rejections: Rejections,
@@ -179,6 +183,7 @@ impl Target {
 pub(crate) struct Stores {
     pub(crate) fill: Arc<Fill>,
     pub(crate) packs: Arc<Packs>,
+    pub(crate) depot: Option<Arc<Depot>>,
 }
 
 impl Edge {
@@ -189,7 +194,7 @@ impl Edge {
         origins: Origins,
         verifier: Verifier,
     ) -> Edge {
-        let Stores { fill, packs } = stores;
+        let Stores { fill, packs, depot } = stores;
         let cas = fill.cas.clone();
         let rejections = Rejections::new(service);
         let inflight = Permits::new(settings.ingress.max_inflight);
@@ -207,6 +212,7 @@ impl Edge {
             cas,
             fill,
             packs,
+            depot,
             inflight,
             rate: Single::new(service.inventory(), &COUNTERS),
             rejections,

@@ -11,6 +11,7 @@ mod browser;
 mod commands;
 mod documents;
 mod edge;
+mod edge_depot;
 mod edge_fill;
 mod edge_site;
 mod edge_store;

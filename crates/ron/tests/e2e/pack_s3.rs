@@ -10,6 +10,8 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// A store with a user, who may do everything, and with a bucket.
 pub(crate) struct Moto {
@@ -18,6 +20,8 @@ pub(crate) struct Moto {
     /// Of the user: the key's name, and the secret.
     id: String,
     secret: String,
+    /// Its log: a line for each request.
+    lines: Arc<Mutex<Vec<String>>>,
 }
 
 impl Drop for Moto {
@@ -34,7 +38,6 @@ impl Moto {
         let mut server = Command::new("python3")
             .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", "0"])
             .env("PYTHONPATH", &folder)
-            .env("PYTHONDONTWRITEBYTECODE", "1")
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -44,9 +47,18 @@ impl Moto {
             .by_ref()
             .map_while(Result::ok)
             .find_map(|line| Some(line.split_once("Running on http://")?.1.trim().to_owned()));
-        // It says what it is asked for, and must not wait for somebody to read that.
-        std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
-        let mut moto = Moto { server, address: address.unwrap(), id: String::new(), secret: String::new() };
+        let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+        let kept = seen.clone();
+        std::thread::spawn(move || {
+            lines.map_while(Result::ok).for_each(|line| kept.lock().unwrap().push(line))
+        });
+        let (id, secret) = (String::new(), String::new());
+        let mut moto = Moto { server, address: address.unwrap(), id, secret, lines: seen };
+        // The first request of each kind has it load much.
+        let begun = Instant::now();
+        while !moto.answers("iam") || !moto.answers("s3") {
+            assert!(begun.elapsed() < Duration::from_secs(120), "moto does not answer");
+        }
         moto.iam("CreateUser", "");
         let key = moto.iam("CreateAccessKey", "");
         let within = |name: &str| {
@@ -59,6 +71,11 @@ impl Moto {
         moto.iam("PutUserPolicy", &format!("&PolicyName=all&PolicyDocument={allowed}"));
         moto.put("/tiles", b"");
         moto
+    }
+
+    fn answers(&self, service: &str) -> bool {
+        let field = unchecked(service);
+        request(&self.address, "GET", "/?Action=ListUsers", &[("Authorization", &*field)], b"").is_ok()
     }
 
     fn iam(&self, action: &str, more: &str) -> String {
@@ -89,7 +106,23 @@ impl Moto {
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
 
-    fn signal(&self, name: &str) {
+    /// The user's key: its name, and the secret.
+    pub(crate) fn keys(&self) -> (&str, &str) {
+        (&self.id, &self.secret)
+    }
+
+    /// Waits until its log says that it was asked for a path in this way so often, and not more often.
+    pub(crate) fn was_asked(&self, method: &str, path: &str, times: usize) {
+        let wanted = format!("\"{method} {path} ");
+        let count = || self.lines.lock().unwrap().iter().filter(|line| line.contains(&wanted)).count();
+        let begun = Instant::now();
+        while count() < times && begun.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(count(), times, "{method} {path}");
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
         let pid = self.server.id().to_string();
         assert!(Command::new("kill").args([format!("-{name}"), pid]).status().unwrap().success());
     }
@@ -111,7 +144,7 @@ fn unchecked(service: &str) -> String {
 }
 
 /// A file of keys that only its owner can read, put in the place of the one before.
-fn write_keys(dir: &Path, id: &str, secret: &str) {
+pub(crate) fn write_keys(dir: &Path, id: &str, secret: &str) {
     let new = dir.join("s3.new");
     std::fs::write(&new, format!("[default]\naws_access_key_id = {id}\naws_secret_access_key = {secret}\n"))
         .unwrap();

@@ -26,7 +26,7 @@ impl Negative {
         self.places.lock().get(key).filter(|(until, _)| *until > now).map(|(_, gone)| *gone)
     }
 
-    pub(super) fn note(&self, key: &str, gone: bool, now: Instant, good_for: Duration) {
+    pub(crate) fn note(&self, key: &str, gone: bool, now: Instant, good_for: Duration) {
         let Some(until) = now.checked_add(good_for) else { return };
         let mut places = self.places.lock();
         if places.len() >= PLACES_MAX {

@@ -279,11 +279,22 @@ impl Origin {
         patience: &Patience<'_>,
         counters: &Counters,
     ) -> Result<Asked, Failure> {
+        self.ask_with(ask, &|| None, patience, counters).await
+    }
+
+    /// The same with a body, which is made anew for each try.
+    pub(crate) async fn ask_with(
+        &self,
+        ask: &Ask,
+        body: &(dyn Fn() -> Option<Body> + Sync),
+        patience: &Patience<'_>,
+        counters: &Counters,
+    ) -> Result<Asked, Failure> {
         let tries = u32::try_from(patience.retry.tries).unwrap_or(u32::MAX).max(1);
         let mut permit = self.admit(patience.until).await?;
         for tried in 0.. {
             let last = tried + 1 >= tries;
-            let asked = self.ask_once(ask, &mut None, permit, patience, tries - tried, counters).await;
+            let asked = self.ask_once(ask, &mut body(), permit, patience, tries - tried, counters).await;
             match &asked {
                 Ok(asked) if last || !patience.statuses || !is_passing(asked.answer.status) => {}
                 Err(failure) if last || !failure.is_passing() => {}

@@ -166,7 +166,8 @@ impl Manner {
         let mut ask = Ask::get(&self.origin, path.clone(), headers);
         if let Some(store) = &self.store {
             let now = Duration::from_millis(unix_millis());
-            let signed = store.sign(&ask.method, &ask.host, &ask.target, &mut ask.headers, now);
+            let target = (&*ask.host, &*ask.target);
+            let signed = store.sign(&ask.method, target, &mut ask.headers, s3::sign::EMPTY, now);
             signed.map_err(|bad| Fault::Server(format!("the object store's keys cannot be sent: {bad}")))?;
         }
         // Not signed: there are stores whose own front changes it on the way.
@@ -200,7 +201,7 @@ impl Manner {
 }
 
 /// What an object store says with its refusal, if that is short; without it there is still the status.
-async fn said(payload: Payload) -> Bytes {
+pub(crate) async fn said(payload: Payload) -> Bytes {
     match payload {
         Payload::Whole(bytes) => bytes,
         Payload::Stream(stream) => Body::stream(stream).collect(REFUSAL_MAX).await.unwrap_or_default(),

@@ -50,10 +50,15 @@ impl Edge {
         budget: Budget,
         permit: Permit,
     ) -> Result<Response<Body>, Rejection> {
-        let Some(object) = self.cas.object(&address) else {
-            self.count_cache(Source::Miss);
-            let rejection = Rejection::new(Reason::NotFound, "it is not stored");
-            return Err(rejection.header(CACHE_STATUS, Source::Miss.status().value()));
+        let known = self.cas.object(&address);
+        let (object, source) = match known {
+            Some(object) if !self.is_replaceable(&object) => (object, Source::Hit),
+            known => match (Box::pin(self.withdraw(address, snapshot, budget)).await, known) {
+                (Ok(object), _) => (object, Source::Fill),
+                // Whoever asks is told that what is here is bad.
+                (Err(_), Some(bad)) => (bad, Source::Hit),
+                (Err(rejection), None) => return Err(rejection),
+            },
         };
         let modified = object.stored;
         let variant = Variant { coding: Coding::Identity, address, len: object.len };
@@ -63,8 +68,8 @@ impl Edge {
             modified,
             negotiated: false,
             immutable: true,
-            source: Source::Hit,
-            status: Source::Hit.status(),
+            source,
+            status: source.status(),
             origin: None,
         };
         self.read(request, &resource, snapshot, budget, permit).await

@@ -40,6 +40,7 @@ impl Edge {
     ) -> Result<Response<Body>, Rejection> {
         self.authorize(request, WRITE, snapshot)?;
         let arrived = self.receive(request, body, expected, snapshot, budget).await?;
+        self.deposit(&arrived).await?;
         let stored = self.cas.put(Put { arrived, name: None }).await;
         let stored = stored.map_err(|error| self.unchanged("/edge/cas", &error))?;
         let location = format!("/edge/cas/{}", stored.address);
@@ -61,6 +62,7 @@ impl Edge {
         let conditions = Preconditions::of(headers, unix_millis() / 1000);
         let location = request.uri.path().to_owned();
         let arrived = self.receive(request, body, None, snapshot, budget).await?;
+        self.deposit(&arrived).await?;
         let (arrived, encoded) = if is_compressible(&content_type) && encode::SIZES.contains(&arrived.len) {
             self.encoded(arrived).await?
         } else {
@@ -91,7 +93,7 @@ impl Edge {
         }
         let digest = sha256_of(headers, &CONTENT_DIGEST)
             .map_err(|_bad| Rejection::new(Reason::Malformed, "Content-Digest cannot be read"))?;
-        let cap = snapshot.settings.cas.max_put_bytes.0;
+        let cap = snapshot.settings.cas.max_put_bytes.0.min(self.object_max());
         if let Some(len) = body.exact_len() {
             if len > cap {
                 return Err(Rejection::new(Reason::BodyCap, "the object is larger than allowed"));
