@@ -30,7 +30,9 @@ cargo xtask bench registry [--quick] [SCENARIO...]
 cargo xtask bench overlay [--quick] [SCENARIO...]
                                        beside NATS; none named: all of codec session star gossip frozen sessions
 cargo xtask soak gateway [MINUTES]     overload, faults, kills and reloads, 30 minutes by default
-cargo xtask soak overlay [MINUTES]     simulated networks from fresh seeds, until one fails
+cargo xtask soak overlay [MINUTES] [--nodes N] [--seconds S] [--calm]
+                                       simulated networks from fresh seeds until the time is over, 30 minutes by
+                                       default, or one fails
 cargo xtask sim SEED [--nodes N] [--seconds S] [--calm]
                                        the simulated network of a seed, and what happens in it
 cargo xtask conformance [--accept]     the public tests of HTTP caches through a site of the edge; what passed once
@@ -61,9 +63,10 @@ fn main() -> ExitCode {
         ["assets"] => assets::ensure(),
         ["fuzz"] => fuzz::all(60),
         ["fuzz", target] => fuzz::one(target, 60),
-        ["fuzz", target, seconds] => seconds.parse().is_ok_and(|seconds| fuzz::one(target, seconds)),
-        ["sim", ref args @ ..] if !args.is_empty() => soak::simulate(args),
-        ["soak", "overlay"] => soak::simulate(&["soak", "30"]),
+        ["fuzz", target, seconds] => {
+            number("SECONDS", seconds).is_some_and(|seconds| fuzz::one(target, seconds))
+        }
+        ["sim", ref args @ ..] => soak::simulate(args),
         ["soak", "overlay", ref args @ ..] => soak::simulate(&[&["soak"], args].concat()),
         ["bench" | "soak", ..] if cfg!(debug_assertions) => run::optimised(&args),
         ["bench", "gateway", ref scenarios @ ..] => bench::gateway(scenarios),
@@ -71,7 +74,9 @@ fn main() -> ExitCode {
         ["bench", "registry", ref scenarios @ ..] => bench::registry(scenarios),
         ["bench", "overlay", ref scenarios @ ..] => bench::overlay(scenarios),
         ["soak", "gateway"] => soak::gateway(30),
-        ["soak", "gateway", minutes] => minutes.parse().is_ok_and(soak::gateway),
+        ["soak", "gateway", minutes] => {
+            number("MINUTES", minutes).is_some_and(|minutes| soak::gateway(minutes.into()))
+        }
         ["conformance"] => conformance::run(false),
         ["conformance", "--accept"] => conformance::run(true),
         ["dist"] => dist::build(),
@@ -81,4 +86,13 @@ fn main() -> ExitCode {
         }
     };
     if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// A number on the command line; says so if it is none.
+fn number(name: &str, text: &str) -> Option<u32> {
+    let number = text.parse().ok();
+    if number.is_none() {
+        println!("{name} is a whole number, not {text:?}\n\n{HELP}");
+    }
+    number
 }

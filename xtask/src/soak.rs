@@ -31,5 +31,5 @@ pub(crate) fn gateway(minutes: u64) -> bool {
 
 /// Runs the simulator of `oap`, which says what its arguments mean.
 pub(crate) fn simulate(args: &[&str]) -> bool {
-    cargo(&[&["run", "--quiet", "--release", "-p", "oap", "--example", "sim", "--"], args].concat())
+    cargo(&[&["run", "--release", "-p", "oap", "--example", "sim", "--"], args].concat())
 }

@@ -9,7 +9,8 @@ const FUZZ_SECONDS: u32 = 4;
 
 pub(crate) fn all(without_servers: bool) -> bool {
     // The library must be there before anything is built.
-    let ready = tools::ensure(&tools::FOR_TESTS) && assets::ensure() && tools::pack_tools();
+    let ready =
+        tools::ensure(&tools::FOR_TESTS) && assets::ensure() && tools::pack_tools() && tools::s3_server();
     if !ready && !without_servers {
         println!("install the programs above, or pass --without-servers to test without them");
         return false;
@@ -46,6 +47,8 @@ pub(crate) fn all(without_servers: bool) -> bool {
             "strace",
             "--skip",
             "tippecanoe",
+            "--skip",
+            "moto",
             "--skip",
             "bombs",
             "--skip",

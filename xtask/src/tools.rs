@@ -114,6 +114,25 @@ pub(crate) fn pack_tools() -> bool {
     good
 }
 
+/// An object store by others that checks signatures, as PyPI has it, with what its server needs.
+const S3_SERVER: [&str; 3] = ["moto[s3]==5.2.5", "flask==3.1.3", "flask-cors==6.0.5"];
+
+/// Puts it into the target folder; false, saying so, if that cannot be done.
+pub(crate) fn s3_server() -> bool {
+    let folder = target().join("tools/s3");
+    if folder.join("moto").exists() && folder.join("flask").exists() {
+        return true;
+    }
+    println!("installing from PyPI into {}: {}", folder.display(), S3_SERVER.join(" "));
+    let mut command = Command::new("python3");
+    command.args(["-m", "pip", "install", "--quiet", "--upgrade", "--target"]).arg(&folder).args(S3_SERVER);
+    let good = status(command);
+    if !good {
+        println!("missing: moto (PyPI), needed for packs in an object store");
+    }
+    good
+}
+
 /// `cargo-deny`, built once into the target folder unless the machine has it.
 pub(crate) fn deny() -> Option<PathBuf> {
     if exists("cargo-deny") {

@@ -17,8 +17,11 @@ use std::time::Duration;
 const SERIES_MAX: usize = 2000;
 
 /// Upper bounds of latency buckets, in seconds: 250 us to 30 s.
-const BUCKETS: [f64; 14] =
+const SECONDS: [f64; BOUNDS] =
     [0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+/// Upper bounds of buckets of whole numbers: of hops, of entries in a batch.
+const COUNTS: [u64; BOUNDS] = [0, 1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024];
+const BOUNDS: usize = 14;
 
 #[derive(Clone, Debug, Default)]
 pub struct Counter(Arc<AtomicU64>);
@@ -37,26 +40,56 @@ impl Counter {
     }
 }
 
+/// A histogram of times.
 #[derive(Clone, Debug, Default)]
 pub struct Histogram(Arc<Buckets>);
-
-#[derive(Debug, Default)]
-struct Buckets {
-    counts: [AtomicU64; BUCKETS.len() + 1],
-    sum_micros: AtomicU64,
-}
 
 impl Histogram {
     pub fn observe(&self, elapsed: Duration) {
         let seconds = elapsed.as_secs_f64();
-        let bucket = BUCKETS.iter().position(|bound| seconds <= *bound).unwrap_or(BUCKETS.len());
-        self.0.counts[bucket].fetch_add(1, Ordering::Relaxed);
-        let micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
-        self.0.sum_micros.fetch_add(micros, Ordering::Relaxed);
+        let bucket = SECONDS.iter().position(|bound| seconds <= *bound);
+        self.0.add(bucket, u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX));
     }
 
     pub fn count(&self) -> u64 {
         self.0.counts.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// A histogram of whole numbers.
+#[derive(Clone, Debug, Default)]
+pub struct Counts(Arc<Buckets>);
+
+impl Counts {
+    pub fn observe(&self, count: u64) {
+        self.0.add(COUNTS.iter().position(|bound| count <= *bound), count);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Buckets {
+    /// The last is of what is above every bound.
+    counts: [AtomicU64; BOUNDS + 1],
+    /// Of numbers, or of microseconds.
+    sum: AtomicU64,
+}
+
+impl Buckets {
+    fn add(&self, bucket: Option<usize>, amount: u64) {
+        self.counts[bucket.unwrap_or(BOUNDS)].fetch_add(1, Ordering::Relaxed);
+        self.sum.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    fn write(&self, out: &mut String, name: &str, labels: &str, bounds: &[impl fmt::Display], sum: &str) {
+        let comma = if labels.is_empty() { "" } else { "," };
+        let mut total = 0;
+        for (index, count) in self.counts.iter().enumerate() {
+            total += count.load(Ordering::Relaxed);
+            let le = bounds.get(index).map_or("+Inf".to_owned(), ToString::to_string);
+            line(out, &format!("{name}_bucket"), &format!("{labels}{comma}le=\"{le}\""), total);
+        }
+        line(out, &format!("{name}_sum"), labels, sum);
+        line(out, &format!("{name}_count"), labels, total);
     }
 }
 
@@ -76,16 +109,16 @@ impl Series for Counter {
 impl Series for Histogram {
     const KIND: &'static str = "histogram";
     fn write(&self, out: &mut String, name: &str, labels: &str) {
-        let comma = if labels.is_empty() { "" } else { "," };
-        let mut total = 0;
-        for (index, count) in self.0.counts.iter().enumerate() {
-            total += count.load(Ordering::Relaxed);
-            let le = BUCKETS.get(index).map_or("+Inf".to_owned(), f64::to_string);
-            line(out, &format!("{name}_bucket"), &format!("{labels}{comma}le=\"{le}\""), total);
-        }
-        let sum = self.0.sum_micros.load(Ordering::Relaxed);
-        line(out, &format!("{name}_sum"), labels, format_args!("{}.{:06}", sum / 1_000_000, sum % 1_000_000));
-        line(out, &format!("{name}_count"), labels, total);
+        let sum = self.0.sum.load(Ordering::Relaxed);
+        let seconds = format!("{}.{:06}", sum / 1_000_000, sum % 1_000_000);
+        self.0.write(out, name, labels, &SECONDS, &seconds);
+    }
+}
+
+impl Series for Counts {
+    const KIND: &'static str = "histogram";
+    fn write(&self, out: &mut String, name: &str, labels: &str) {
+        self.0.write(out, name, labels, &COUNTS, &self.0.sum.load(Ordering::Relaxed).to_string());
     }
 }
 
@@ -340,6 +373,20 @@ mod tests {
         assert!(page.contains("latency_seconds_bucket{le=\"0.005\"} 1\n"), "{page}");
         assert!(page.contains("latency_seconds_bucket{le=\"+Inf\"} 2\n"), "{page}");
         assert!(page.contains("latency_seconds_sum 60.003000\n"), "{page}");
+    }
+
+    #[test]
+    fn a_histogram_of_counts_knows_small_ones_apart_and_large_ones_as_more() {
+        let metrics = Metrics::default();
+        let hops = metrics.family::<Counts, 0>("hops", "Hops.", []).with([]);
+        [0, 3, 5, 2000].into_iter().for_each(|count| hops.observe(count));
+        let page = metrics.scrape();
+        for line in ["bucket{le=\"0\"} 1", "bucket{le=\"2\"} 1", "bucket{le=\"3\"} 2", "bucket{le=\"6\"} 3"] {
+            assert!(page.contains(&format!("hops_{line}\n")), "{line}: {page}");
+        }
+        for line in ["bucket{le=\"1024\"} 3", "bucket{le=\"+Inf\"} 4", "sum 2008", "count 4"] {
+            assert!(page.contains(&format!("hops_{line}\n")), "{line}: {page}");
+        }
     }
 
     #[test]

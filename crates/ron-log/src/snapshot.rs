@@ -18,6 +18,8 @@ use std::sync::Arc;
 pub const STATE_SCHEMA: &str = "ron.registry.state/1";
 const SNAPSHOT_HEADER: &str = "ron.registry.snapshot/1";
 const PRUNE_HEADER: &str = "ron.registry.prune/1";
+/// Bytes of a state that are given at a time, and one item more.
+const PIECE: usize = 256 << 10;
 
 /// Why bytes are no state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,6 +34,16 @@ pub enum StateError {
 impl State {
     /// The state as it is kept and hashed; deleted items are in it, for the conflict rule.
     pub fn canonical(&self) -> String {
+        let mut out = String::new();
+        let Ok(()) = self.canonical_pieces(|piece| {
+            out.push_str(piece);
+            Ok::<(), std::convert::Infallible>(())
+        });
+        out
+    }
+
+    /// The same piece by piece, so that a large state need not be in memory twice.
+    pub fn canonical_pieces<E>(&self, mut give: impl FnMut(&str) -> Result<(), E>) -> Result<(), E> {
         let mut out = format!(r#"{{"hash":"{}","items":["#, self.head.hash);
         for (index, (key, held)) in self.items.iter().enumerate() {
             out.push_str(if index > 0 { ",{" } else { "{" });
@@ -43,11 +55,15 @@ impl State {
             out.push_str(r#","kind":"#);
             write_text(&key.kind, &mut out);
             let _ = write!(out, r#","version":{}}}"#, held.version);
+            if out.len() >= PIECE {
+                give(&out)?;
+                out.clear();
+            }
         }
         let (signers, version) = (self.signers_version, self.head.version);
         let _ =
             write!(out, r#"],"schema":"{STATE_SCHEMA}","signers_version":{signers},"version":{version}}}"#);
-        out
+        give(&out)
     }
 
     /// Reads what [`State::canonical`] wrote.

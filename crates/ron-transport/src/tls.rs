@@ -19,6 +19,9 @@ use tokio_rustls::{LazyConfigAcceptor, TlsConnector, TlsStream};
 pub(crate) const ALPN: &[u8] = b"oap/1";
 /// Names are not checked, but TLS wants one.
 pub(crate) const NAME: &str = "node.invalid";
+/// Bytes that TLS may hold before they are written. A batch is 64 KiB and a frame more, which is to leave in one write
+/// and not in two; while there is nothing to write, nothing is held.
+const UNWRITTEN: usize = 256 << 10;
 
 choice! {
     /// Whether nodes speak TLS with each other.
@@ -199,7 +202,8 @@ impl Tls {
         let both = takes(hello.server_cert_types()) && takes(hello.client_cert_types());
         let raw = self.raw.as_ref().filter(|_| both);
         let config = raw.unwrap_or(&self.certs).server.clone();
-        let stream = start.into_stream(config).await.map_err(failed)?;
+        let mut stream = start.into_stream(config).await.map_err(failed)?;
+        stream.get_mut().1.set_buffer_limit(Some(UNWRITTEN));
         let proved = proved(stream.get_ref().1, raw.is_some())?;
         Ok((Io::from(TlsStream::from(stream)), proved))
     }
@@ -209,7 +213,8 @@ impl Tls {
         let pair = self.raw.as_ref().filter(|_| raw);
         let name = ServerName::try_from(NAME).expect("a constant that is a name");
         let connector = &pair.unwrap_or(&self.certs).client;
-        let stream = connector.connect(name, io).await.map_err(|error| self.failed(error))?;
+        let mut stream = connector.connect(name, io).await.map_err(|error| self.failed(error))?;
+        stream.get_mut().1.set_buffer_limit(Some(UNWRITTEN));
         let proved = proved(stream.get_ref().1, pair.is_some())?;
         if proved.node != expected {
             return Err(HandshakeError::OtherKey { expected, found: proved.node });

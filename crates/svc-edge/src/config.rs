@@ -4,6 +4,7 @@ use crate::address::Address;
 use crate::cas;
 use crate::egress::{OriginUrl, normal_host};
 use crate::packs::is_remote;
+use crate::s3::{self, Credentials, ObjectUrl};
 use ron_kernel::admission::client_ip::TrustedProxies;
 use ron_kernel::config::Problems;
 use ron_kernel::http::ServerLimits;
@@ -60,6 +61,8 @@ settings! {
         http: HttpSettings = HttpSettings::default() => Hot;
         /// Packs of map tiles, each a PMTiles or an MBTiles file. A file that is replaced is mounted anew.
         packs: Vec<PackSettings> = Vec::new() => Hot;
+        /// The object store of packs at `s3://`.
+        s3: S3Settings = S3Settings::default() => Hot;
         /// The store.
         cas: CasSettings = CasSettings::default() => Hot;
         /// Which web pages may read.
@@ -238,7 +241,8 @@ settings! {
         /// What it is called in paths: letters, digits, `-` and `_`.
         name: String = String::new() => Required;
         /// Its file; packs are replaced by renaming another file to this name. Or the URL of a PMTiles archive on a server
-        /// that sends parts of files and gives them strong ETags, such as `https://tiles.example.org/planet.pmtiles`.
+        /// that sends parts of files and gives them strong ETags, such as `https://tiles.example.org/planet.pmtiles`, or of
+        /// one in the object store of `edge.s3`, such as `s3://tiles/planet.pmtiles`.
         path: String = String::new() => Required;
         /// The address that the file must have (`b3:…`); nothing of it is served before that is known. Empty: any. Only for
         /// a file of this machine.
@@ -246,6 +250,28 @@ settings! {
         /// Whether the URL's host may have a private, loopback or link-local address.
         allow_private: bool = false => Hot;
         /// CA certificates for the URL's host, PEM. Empty: the system's.
+        ca_file: String = String::new() => Hot;
+    }
+}
+
+settings! {
+    /// An S3-compatible object store.
+    pub struct S3Settings {
+        /// Where it is, such as `https://s3.example.org`. Empty: Amazon's, of the region.
+        endpoint: String = String::new() => Hot;
+        /// What requests are signed for; stores that know no regions take the default.
+        region: String = "us-east-1".to_owned() => Hot;
+        /// File of keys, of mode 0600, as Amazon's own tools write it: `aws_access_key_id`, `aws_secret_access_key` and perhaps
+        /// `aws_session_token` under `[default]`. Empty: the variables `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and
+        /// `AWS_SESSION_TOKEN`.
+        credentials_file: String = String::new() => Hot;
+        /// Whether a bucket stands in the path of a URL; else in front of the host's name.
+        path_style: bool = true => Hot;
+        /// Whether the endpoint may be an `http://` one. What is read there is not encrypted; the secret key is not sent.
+        allow_http: bool = false => Hot;
+        /// Whether its name may lead to an address of this machine or of a private network.
+        allow_private: bool = false => Hot;
+        /// CA file, PEM, that its certificate is checked against. Empty: the system's CA certificates.
         ca_file: String = String::new() => Hot;
     }
 }
@@ -261,6 +287,13 @@ settings! {
 /// How TLS is spoken to a server whose certificate is checked against this file.
 pub(crate) fn client_tls(ca_file: &str) -> ClientTlsSettings {
     ClientTlsSettings { ca: ca_file.to_owned(), ..ClientTlsSettings::default() }
+}
+
+impl PackSettings {
+    /// Whether it is in the object store, and so read with the node's own keys.
+    pub fn is_object(&self) -> bool {
+        s3::is_object(&self.path)
+    }
 }
 
 impl EdgeSettings {
@@ -298,6 +331,7 @@ impl EdgeSettings {
             }
         }
         self.validate_packs(problems);
+        self.validate_s3(problems);
         for (index, origin) in self.cors.allow_origins.iter().enumerate() {
             let rest = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
             let good = rest.is_some_and(|host| !host.is_empty() && !host.contains(['/', ' ', '*']));
@@ -399,24 +433,55 @@ impl EdgeSettings {
             }
             return;
         }
-        if !pack.path.to_ascii_lowercase().starts_with("https://") {
-            add("path", "is a URL of a kind that is not supported: a file, or https://HOST/PATH");
+        if pack.is_object() {
+            // What is wrong with the endpoint is said of the endpoint.
+            match ObjectUrl::parse(&pack.path).and_then(|object| object.locate(&self.s3)) {
+                Ok(_) | Err(s3::BadObject::Endpoint(_)) => {}
+                Err(bad) => add("path", &bad.to_string()),
+            }
+            if pack.allow_private || !pack.ca_file.is_empty() {
+                add("path", "is in the object store: allow_private and ca_file are those of [edge.s3]");
+            }
+        } else if !pack.path.to_ascii_lowercase().starts_with("https://") {
+            add(
+                "path",
+                "is a URL of a kind that is not supported: a file, https://HOST/PATH or s3://BUCKET/KEY",
+            );
         } else if let Err(bad) = OriginUrl::parse(&pack.path, false) {
             add("path", &bad.to_string());
         }
         if !pack.b3.is_empty() {
-            add("b3", "is for a file: the address of a pack at https:// is not found out");
+            add("b3", "is for a file: the address of a pack elsewhere is not found out");
         }
     }
 
-    /// What is wrong with the CA files of origins, sites and packs; reads them.
+    fn validate_s3(&self, problems: &mut Problems) {
+        if !self.s3.has_region() {
+            problems.add("edge.s3.region", "is no region: lower-case letters, digits and hyphens");
+        } else if let Err(bad) = self.s3.place() {
+            let message = format!("{:?} is no URL of a store: {bad}", self.s3.endpoint);
+            let http = message.contains("https://") && self.s3.endpoint.starts_with("http://");
+            let advice = if http { "; allow_http = true allows http://" } else { "" };
+            problems.add("edge.s3.endpoint", message + advice);
+        }
+    }
+
+    /// What is wrong with the CA files of origins, sites, packs and the object store, and with its file of keys; reads them.
     pub fn validate_files(&self, base: &Path, problems: &mut Problems) {
         let origins =
             self.origins.iter().enumerate().map(|(index, it)| (format!("origins[{index}]"), &it.ca_file));
         let sites = self.sites.iter().enumerate().map(|(index, it)| (format!("sites[{index}]"), &it.ca_file));
         let packs = self.packs.iter().enumerate().map(|(index, it)| (format!("packs[{index}]"), &it.ca_file));
-        for (at, file) in origins.chain(sites).chain(packs).filter(|(_, file)| !file.is_empty()) {
+        let store = [("s3".to_owned(), &self.s3.ca_file)];
+        let all = origins.chain(sites).chain(packs).chain(store);
+        for (at, file) in all.filter(|(_, file)| !file.is_empty()) {
             client_tls(file).check(base, &format!("edge.{at}.ca_file"), problems);
+        }
+        let keys = &self.s3.credentials_file;
+        if !keys.is_empty()
+            && let Err(error) = Credentials::load(keys, base)
+        {
+            problems.add("edge.s3.credentials_file", error.to_string());
         }
     }
 
@@ -425,6 +490,7 @@ impl EdgeSettings {
         let mut files = self.tls.as_ref().map_or_else(Vec::new, |tls| tls.files(base));
         let named = self.origins.iter().map(|it| &it.ca_file).chain(self.sites.iter().map(|it| &it.ca_file));
         let named = named.chain(self.packs.iter().map(|it| &it.ca_file));
+        let named = named.chain([&self.s3.ca_file, &self.s3.credentials_file]);
         files.extend(named.filter(|file| !file.is_empty()).map(|file| base.join(file)));
         let here = self.packs.iter().filter(|pack| !is_remote(&pack.path));
         files.extend(here.map(|pack| base.join(&pack.path)));

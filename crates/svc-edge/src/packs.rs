@@ -19,6 +19,7 @@ use crate::config::{EdgeSettings, Mode, PackSettings};
 use crate::fill::{Counters, Origin};
 use crate::pack::cache::Kept;
 use crate::pack::{DirectoryCache, Limits, PackError};
+use crate::s3::{ObjectUrl, Store};
 use arc_swap::ArcSwap;
 use checked::{Hashing, Policy, Stamp};
 use mounted::Shared;
@@ -124,6 +125,11 @@ impl Packs {
                 let known = table.get(&settings.name).filter(|row| row.settings == *settings);
                 let known = known.and_then(|row| row.serving.clone());
                 let attempt = self.manner(settings, edge, base).and_then(|manner| {
+                    // The object store may be another one by now, or asked with other keys.
+                    let same = |mounted: &Arc<Mounted>| {
+                        mounted.file.remote().is_some_and(|file| file.is_asked_like(&manner))
+                    };
+                    let known = known.filter(same);
                     manners.insert(settings.name.clone(), manner);
                     known.ok_or_else(|| "it has not been reached yet".to_owned())
                 });
@@ -158,9 +164,19 @@ impl Packs {
         if edge.mode == Mode::Offline {
             return Err("edge.mode is \"offline\": no server is asked".to_owned());
         }
-        let origin = Origin::of_pack(&self.service, pack, base).map_err(|error| error.to_string())?;
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let (origin, store) = if pack.is_object() {
+            let url = ObjectUrl::parse(&pack.path).and_then(|object| object.locate(&edge.s3));
+            let url = url.map_err(|bad| text(&bad))?;
+            let store = Store::load(&edge.s3, base).map_err(|error| text(&error))?;
+            (Origin::of_store(&self.service, &url, &edge.s3, base), Some(Arc::new(store)))
+        } else {
+            (Origin::of_pack(&self.service, pack, base), None)
+        };
+        let origin = origin.map_err(|error| text(&error))?;
         Ok(Manner {
             origin: Arc::new(origin.ok_or("its URL cannot be read")?),
+            store,
             retry: edge.retry.clone(),
             deadline: edge.fill.deadline.0,
             stall: edge.fill.stall_timeout.0,

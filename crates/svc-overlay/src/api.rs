@@ -14,6 +14,7 @@ use ron_kernel::admission::deadline::Budget;
 use ron_kernel::http::{Body, BodyError, WritePatience};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID, json_response};
 use ron_kernel::reason::Reason;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::future::Future;
 use std::pin::Pin;
@@ -27,6 +28,8 @@ const TOPICS: &str = "/overlay/topics/";
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// How long a subscriber may take nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Messages that wait together are sent together, until they have so many bytes.
+const PIECE: usize = 16 << 10;
 /// The longest that a publisher may wait for room.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -206,25 +209,48 @@ impl Form {
     }
 }
 
-/// A message as users see it.
-fn shown(delivery: &Delivery, form: Form) -> Value {
-    let mut body = json!({
-        "id": form.name(delivery.id), "origin": delivery.origin.to_string(),
-        "topic": delivery.topic.as_str(), "hops": delivery.hops,
-    });
-    let bytes = match form {
-        Form::Operator => {
-            body["seq"] = delivery.seq.into();
-            body["time"] = delivery.time.into();
-            "payload_base64"
-        }
-        Form::Bridge => "payload_b64",
+/// A message as users see it, written without a tree of values: a follower may get very many.
+fn show(out: &mut Vec<u8>, delivery: &Delivery, form: Form) {
+    let id = form.name(delivery.id);
+    out.extend_from_slice(b"event: message\nid: ");
+    out.extend_from_slice(id.as_bytes());
+    out.extend_from_slice(b"\ndata: ");
+    let Delivery { origin, seq, time, topic, payload, hops, .. } = delivery;
+    let text = std::str::from_utf8(payload).ok();
+    let base64 = text.is_none().then(|| BASE64_STANDARD.encode(payload));
+    let (operator, bridge) = (form == Form::Operator, form == Form::Bridge);
+    let shown = Shown {
+        hops: *hops,
+        id: &id,
+        origin: &origin.to_string(),
+        payload: text,
+        payload_b64: base64.as_deref().filter(|_| bridge),
+        payload_base64: base64.as_deref().filter(|_| operator),
+        seq: operator.then_some(*seq),
+        time: operator.then_some(*time),
+        topic: topic.as_str(),
     };
-    match std::str::from_utf8(&delivery.payload) {
-        Ok(text) => body["payload"] = text.into(),
-        Err(_) => body[bytes] = BASE64_STANDARD.encode(&delivery.payload).into(),
-    }
-    body
+    // Numbers and strings can always be written to memory.
+    let _ = serde_json::to_writer(&mut *out, &shown);
+    out.extend_from_slice(b"\n\n");
+}
+
+#[derive(Serialize)]
+struct Shown<'a> {
+    hops: u8,
+    id: &'a str,
+    origin: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_b64: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_base64: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seq: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time: Option<u64>,
+    topic: &'a str,
 }
 
 /// A wait for what a subscriber gets next.
@@ -258,14 +284,57 @@ impl HttpBody for Deliveries {
         this.waiting = None;
         let Some(next) = next else { return Poll::Ready(None) };
         this.rest = Some(subscription);
-        let text = match next {
-            Next::Delivery(delivery) => {
-                let (id, shown) = (this.form.name(delivery.id), shown(&delivery, this.form));
-                format!("event: message\nid: {id}\ndata: {shown}\n\n")
+        let mut out = Vec::new();
+        let mut more = Some(next);
+        while let Some(next) = more {
+            match next {
+                Next::Delivery(delivery) => show(&mut out, &delivery, this.form),
+                Next::Lagged(missed) => {
+                    let told = format!("event: lagged\ndata: {}\n\n", json!({"missed": missed}));
+                    out.extend_from_slice(told.as_bytes());
+                }
+                Next::Quiet => out.extend_from_slice(b":\n\n"),
             }
-            Next::Lagged(missed) => format!("event: lagged\ndata: {}\n\n", json!({"missed": missed})),
-            Next::Quiet => ":\n\n".to_owned(),
+            // What waits already goes along, in one write.
+            let room = out.len() < PIECE;
+            more = this.rest.as_mut().filter(|_| room).and_then(Subscription::try_next);
+        }
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from(out)))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oap::NodeId;
+
+    #[test]
+    fn a_message_is_shown_as_one_event_with_its_payload_as_text_or_in_base64() {
+        let mut delivery = Delivery {
+            id: MessageId([1; 32]),
+            origin: NodeId([2; 32]),
+            seq: 3,
+            time: 4,
+            topic: Topic::parse("a/b").unwrap(),
+            payload: Bytes::from_static(b"two\nlines, \"quoted\""),
+            hops: 5,
         };
-        Poll::Ready(Some(Ok(Frame::data(Bytes::from(text)))))
+        let shown = |delivery: &Delivery, form: Form| {
+            let mut out = Vec::new();
+            show(&mut out, delivery, form);
+            let text = String::from_utf8(out).unwrap();
+            let (head, data) = text.strip_suffix("\n\n").unwrap().split_once("\ndata: ").unwrap();
+            assert_eq!(head, format!("event: message\nid: {}", form.name(delivery.id)));
+            serde_json::from_str::<Value>(data).unwrap()
+        };
+        let (id, origin) = (delivery.id.to_string(), delivery.origin.to_string());
+        let all = json!({"id": id, "origin": origin, "seq": 3, "time": 4, "topic": "a/b", "hops": 5,
+            "payload": "two\nlines, \"quoted\""});
+        assert_eq!(shown(&delivery, Form::Operator), all);
+        delivery.payload = Bytes::from_static(b"\xff");
+        let bridged = json!({"id": format!("b3:{id}"), "origin": origin, "topic": "a/b", "hops": 5,
+            "payload_b64": "/w=="});
+        assert_eq!(shown(&delivery, Form::Bridge), bridged);
+        assert_eq!(shown(&delivery, Form::Operator)["payload_base64"], "/w==");
     }
 }

@@ -61,28 +61,48 @@ fn look(shared: &Shared) -> (Vec<PeerAddress>, Duration) {
 }
 
 async fn attempt(shared: &Arc<Shared>, peer: PeerAddress) {
-    let reached = match shared.conns.try_take() {
+    let mut attempt = Attempt::of(shared, peer);
+    attempt.reached = match shared.conns.try_take() {
         None => Err("as many connections as max_conns are open".to_owned()),
-        Some(place) => reach(shared, &peer, place).await,
+        Some(place) => reach(shared, &attempt.peer, place).await,
     };
-    let now = shared.now();
-    let mut index = shared.index.lock();
-    let dial = index.dials.entry(peer.node).or_default();
-    dial.busy = false;
-    if reached.is_ok() {
-        dial.backoff.succeed();
+}
+
+/// A peer that is being dialled. However the task ends, by a panic too, the peer's turn comes again.
+struct Attempt {
+    shared: Arc<Shared>,
+    peer: PeerAddress,
+    reached: Result<(), String>,
+}
+
+impl Attempt {
+    fn of(shared: &Arc<Shared>, peer: PeerAddress) -> Attempt {
+        let reached = Err("the task that dialled it did not come to its end".to_owned());
+        Attempt { shared: shared.clone(), peer, reached }
     }
-    dial.due = now + dial.backoff.fail(ron_kernel::random::unit());
-    let error = reached.err();
-    let news = error.is_some() && dial.error != error;
-    dial.error.clone_from(&error);
-    drop(index);
-    if error.is_some() {
-        shared.numbers.redials.inc();
-    }
-    shared.dial.notify_one();
-    if let Some(error) = error.filter(|_| news) {
-        tracing::warn!(peer = peer.to_string(), error, "cannot reach a peer; it is tried again");
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        let (shared, now) = (&self.shared, self.shared.now());
+        let error = std::mem::replace(&mut self.reached, Ok(())).err();
+        let mut index = shared.index.lock();
+        let dial = index.dials.entry(self.peer.node).or_default();
+        dial.busy = false;
+        if error.is_none() {
+            dial.backoff.succeed();
+        }
+        dial.due = now + dial.backoff.fail(ron_kernel::random::unit());
+        let news = error.is_some() && dial.error != error;
+        dial.error.clone_from(&error);
+        drop(index);
+        if error.is_some() {
+            shared.numbers.redials.inc();
+        }
+        shared.dial.notify_one();
+        if let Some(error) = error.filter(|_| news) {
+            tracing::warn!(peer = self.peer.to_string(), error, "cannot reach a peer; it is tried again");
+        }
     }
 }
 
@@ -130,5 +150,34 @@ async fn reach(shared: &Arc<Shared>, peer: &PeerAddress, place: Permit) -> Resul
         End::Duplicate => Ok(()),
         _ if open => Ok(()),
         _ => Err(format!("the session was refused: {}", end.name())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{eventually, overlay, shared};
+    use ron_transport::Address;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_peer_whose_dial_panicked_is_dialled_again() {
+        let (kernel, overlay) = overlay(|_| {});
+        let shared = shared(&overlay).clone();
+        let node = oap::NodeId([7; 32]);
+        let peer = PeerAddress { node, at: Address::Tcp("127.0.0.1".to_owned(), 1) };
+        shared.index.lock().dials.entry(node).or_default().busy = true;
+        let (own, name) = (shared.clone(), peer.to_string());
+        shared.service.scoped("conn", move || name.clone(), async move {
+            let _attempt = Attempt::of(&own, peer);
+            panic!("a dial that is killed");
+        });
+        for line in [
+            "tasks_panicked_total{service=\"overlay\",kind=\"conn\"} 1",
+            "backoff_retries_total{service=\"overlay\",op=\"connect\"} 1",
+        ] {
+            eventually(line, || kernel.metrics().scrape().contains(line)).await;
+        }
+        // The dialer forgets a peer that is not listed, unless somebody is at it.
+        assert!(shared.index.lock().dials.get(&node).is_none_or(|dial| !dial.busy));
     }
 }

@@ -199,6 +199,14 @@ impl Subscription {
             () = sleep(wait) => Some(Next::Quiet),
         }
     }
+
+    /// The next message if it has come already.
+    pub(crate) fn try_next(&mut self) -> Option<Next> {
+        match self.missed.swap(0, Ordering::Relaxed) {
+            0 => self.deliveries.try_recv().map(Next::Delivery),
+            missed => Some(Next::Lagged(missed)),
+        }
+    }
 }
 
 impl Drop for Subscription {

@@ -3,10 +3,8 @@
 use oap::NodeId;
 use oap::gossip::{Ledger, Outcome};
 use ron_kernel::kernel::Service;
-use ron_kernel::metrics::{Counter, Family, Histogram, Series};
-use std::fmt::Write as _;
+use ron_kernel::metrics::{Counter, Counts, Family, Histogram};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Every code of `frame_reject_total`, shown from the beginning.
 const REJECTS: [&str; 9] = [
@@ -29,10 +27,11 @@ pub(crate) struct Numbers {
     pub(crate) failures: Arc<Family<Counter, 1>>,
     pub(crate) handshake_timeouts: Counter,
     pub(crate) backpressure: Arc<Family<Counter, 1>>,
-    pub(crate) hops: Hops,
+    pub(crate) hops: Counts,
     pub(crate) delivery: Histogram,
     pub(crate) config_updates: Counter,
     pub(crate) lagged: Counter,
+    pub(crate) paused: Counter,
     pub(crate) read_timeouts: Counter,
     pub(crate) write_timeouts: Counter,
     pub(crate) connect_timeouts: Counter,
@@ -72,6 +71,10 @@ impl Numbers {
                 .with([]),
             config_updates: plain("config_update_total", "Configurations taken over by the overlay."),
             lagged: plain("subscriber_lagged_total", "Messages that a local subscriber was too slow for."),
+            paused: plain(
+                "reads_paused_total",
+                "Times that a peer was not read on at once, since its frames waited for the engine.",
+            ),
             read_timeouts: service.io_timeout("read"),
             write_timeouts: service.io_timeout("write"),
             connect_timeouts: service.io_timeout("connect"),
@@ -131,39 +134,4 @@ pub(crate) fn bucket(node: NodeId) -> &'static str {
     const DIGITS: [&str; 16] =
         ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "a", "b", "c", "d", "e", "f"];
     DIGITS[usize::from(blake3::hash(&node.0).as_bytes()[0] >> 4)]
-}
-
-/// Upper bounds of counted hops.
-const BOUNDS: [u64; 8] = [0, 1, 2, 3, 4, 6, 8, 16];
-
-/// A histogram of hops.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Hops(Arc<Counts>);
-
-#[derive(Debug, Default)]
-struct Counts {
-    buckets: [AtomicU64; BOUNDS.len() + 1],
-    sum: AtomicU64,
-}
-
-impl Hops {
-    pub(crate) fn observe(&self, hops: u64) {
-        let bucket = BOUNDS.iter().position(|bound| hops <= *bound).unwrap_or(BOUNDS.len());
-        self.0.buckets[bucket].fetch_add(1, Ordering::Relaxed);
-        self.0.sum.fetch_add(hops, Ordering::Relaxed);
-    }
-}
-
-impl Series for Hops {
-    const KIND: &'static str = "histogram";
-
-    fn write(&self, out: &mut String, name: &str, _no_labels: &str) {
-        let mut total = 0;
-        for (index, count) in self.0.buckets.iter().enumerate() {
-            total += count.load(Ordering::Relaxed);
-            let bound = BOUNDS.get(index).map_or("+Inf".to_owned(), u64::to_string);
-            let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {total}");
-        }
-        let _ = writeln!(out, "{name}_sum {}\n{name}_count {total}", self.0.sum.load(Ordering::Relaxed));
-    }
 }

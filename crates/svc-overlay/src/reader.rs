@@ -21,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::sync::oneshot;
 
 /// After this many frames at once others get a turn, above all the engine.
-const AT_ONCE: usize = 64;
+const AT_ONCE: usize = 32;
 /// What is still read, and thrown away, of a peer that is told to go: or it might not hear why.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 256 << 10;
@@ -126,15 +126,23 @@ impl<R: AsyncRead + Unpin + Send> Reader<R> {
                 event => self.event(event),
             };
             if self.frames.len() >= AT_ONCE {
-                self.shared.receive(&self.link, &mut self.frames);
+                self.hand_over().await;
                 tokio::task::yield_now().await;
                 now = self.shared.now();
             }
         }
         if !self.frames.is_empty() {
-            self.shared.receive(&self.link, &mut self.frames);
+            self.hand_over().await;
         }
         end
+    }
+
+    /// Queues what has come for the engine.
+    async fn hand_over(&mut self) {
+        self.shared.receive(&self.link, &mut self.frames);
+        if let Some(opened) = self.link.opened.get() {
+            self.shared.pause(opened.peer).await;
+        }
     }
 
     /// Only the answers that the session still owes.

@@ -27,6 +27,8 @@ use tokio::sync::Notify;
 /// Frames that wait for the engine, and how many bytes they may have.
 pub(crate) const INGRESS_FRAMES: usize = 512;
 const INGRESS_BYTES: usize = 32 << 20;
+/// The longest that a peer with too much before the engine is not read on.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Connections that may be in their handshake, whatever `max_conns` is.
 const SHAKING_MAX: usize = 256;
 /// Addresses and nodes whose handshakes are counted.
@@ -113,6 +115,8 @@ pub(crate) struct Shared {
     pub(crate) calls_end: Receiver<Call>,
     /// For the engine: there are frames or calls.
     pub(crate) wake: Notify,
+    /// For readers: the engine has taken frames.
+    took: Notify,
     /// For the dialer: a peer may be to dial.
     pub(crate) dial: Notify,
     /// For publishers that wait: a queue has room again.
@@ -179,6 +183,7 @@ impl Shared {
             calls,
             calls_end,
             wake: Notify::new(),
+            took: Notify::new(),
             dial: Notify::new(),
             room: Notify::new(),
             ledger: ArcSwap::default(),
@@ -290,6 +295,34 @@ impl Shared {
             out.push(frame);
         }
         self.depth.0.store(ingress.len(), Ordering::Relaxed);
+        drop(ingress);
+        if !out.is_empty() {
+            self.took.notify_waiters();
+        }
+    }
+
+    /// Waits for the engine while a peer has its share of frames before it, for a moment at most: what is read on in
+    /// one go while the engine waits for its turn would find no room, and the peer would be told to slow down. One that
+    /// sends more than the engine can do finds none all the same.
+    pub(crate) async fn pause(&self, peer: PeerId) {
+        let share = (INGRESS_FRAMES / 2 / self.sessions.load(Ordering::Relaxed).max(1)).clamp(8, 128);
+        if self.waiting() < share {
+            return;
+        }
+        let until = tokio::time::Instant::now() + PAUSE;
+        let mut paused = false;
+        loop {
+            let took = self.took.notified();
+            if self.ingress.lock().of(peer) < share {
+                return;
+            }
+            if !std::mem::replace(&mut paused, true) {
+                self.numbers.paused.inc();
+            }
+            if tokio::time::timeout_at(until, took).await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Throws away all that waits, which an engine that is no more was to have; says above which number the peers

@@ -23,7 +23,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadBuf};
 use tokio::time::Instant;
 
-fn overlay(change: impl FnOnce(&mut OverlaySettings)) -> (Kernel, Arc<Overlay>) {
+pub(crate) fn overlay(change: impl FnOnce(&mut OverlaySettings)) -> (Kernel, Arc<Overlay>) {
     let mut settings =
         OverlaySettings { listen: "127.0.0.1:0".parse().unwrap(), ..OverlaySettings::default() };
     settings.admit = crate::config::Admit::Any;
@@ -36,7 +36,7 @@ fn overlay(change: impl FnOnce(&mut OverlaySettings)) -> (Kernel, Arc<Overlay>) 
     (kernel, Arc::new(overlay))
 }
 
-fn shared(overlay: &Overlay) -> &Arc<Shared> {
+pub(crate) fn shared(overlay: &Overlay) -> &Arc<Shared> {
     &overlay.handle().shared
 }
 
@@ -49,7 +49,7 @@ fn origin(shared: &Shared) -> Origin {
 }
 
 /// Waits for what other tasks bring about.
-async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
         assert!(begun.elapsed() < Duration::from_secs(20), "{what} never held");
@@ -171,6 +171,41 @@ async fn frames_that_find_no_room_before_the_engine_are_answered_429_and_counted
     ] {
         assert!(page.contains(line), "{line} is not in {page}");
     }
+}
+
+/// As many frames of a peer as it may have before the engine on its own, and some.
+fn too_much(shared: &Shared, peer: PeerId) {
+    let (link, _replies) = crate::link::Link::new(shared, Role::Listener, "test".to_owned(), None);
+    let frame = |corr| Incoming { peer, corr, payload: Bytes::from_static(b"\x07\x01a") };
+    shared.receive(&link, &mut (0..200).map(frame).collect());
+}
+
+// On one thread, so that the engine has no turn before this waits.
+#[tokio::test]
+async fn a_peer_with_too_much_before_the_engine_is_read_on_when_the_engine_has_taken_it() {
+    let (kernel, overlay) = overlay(|_| {});
+    let shared = shared(&overlay).clone();
+    overlay.handle().known().await.unwrap();
+    let (busy, idle) = (PeerId(u64::MAX), PeerId(u64::MAX - 1));
+    too_much(&shared, busy);
+    let mut pause = std::pin::pin!(shared.pause(busy));
+    assert!(std::future::poll_fn(|cx| Poll::Ready(pause.as_mut().poll(cx).is_pending())).await);
+    // Somebody else is none the worse for it.
+    let mut other = std::pin::pin!(shared.pause(idle));
+    assert!(std::future::poll_fn(|cx| Poll::Ready(other.as_mut().poll(cx).is_ready())).await);
+    pause.await;
+    assert!(kernel.metrics().scrape().contains("reads_paused_total 1"));
+}
+
+#[tokio::test]
+async fn a_peer_with_too_much_before_an_engine_that_takes_nothing_waits_a_moment_only() {
+    let (kernel, overlay) = overlay(|_| {});
+    let shared = shared(&overlay).clone();
+    assert_eq!(kernel.drain(Duration::from_secs(3), &[]).await.stragglers, Vec::<String>::new());
+    too_much(&shared, PeerId(u64::MAX));
+    shared.pause(PeerId(u64::MAX)).await;
+    assert_eq!(shared.waiting(), 200);
+    assert!(kernel.metrics().scrape().contains("reads_paused_total 1"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,6 +11,7 @@ mod tests;
 mod websocket;
 mod write;
 
+use crate::checks::Ahead;
 use crate::config::{Auth, RegistrySettings};
 use crate::job::Job;
 use crate::shared::Shared;
@@ -56,6 +57,7 @@ pub(crate) struct Api {
     shared: Arc<Shared>,
     proposals: Sender<Job>,
     approvals: Sender<Job>,
+    ahead: Ahead,
     tokens: ArcSwap<Verifier>,
     rate: Single,
     inflight: Arc<Permits>,
@@ -105,6 +107,7 @@ impl Api {
         shared: &Arc<Shared>,
         proposals: Sender<Job>,
         approvals: Sender<Job>,
+        ahead: Ahead,
         tokens: Verifier,
     ) -> Api {
         let service = &shared.service;
@@ -124,6 +127,7 @@ impl Api {
             shared: shared.clone(),
             proposals,
             approvals,
+            ahead,
             tokens: ArcSwap::from_pointee(tokens),
             rate: Single::new(service.inventory(), &COUNTERS),
             inflight,

@@ -2,7 +2,7 @@
 
 use crate::guard::{Hold, Seer};
 use crate::shared::{Shared, Signed, now_millis};
-use crate::store::{Replay, RestoreError, StoreError};
+use crate::store::{Keeping, Replay, RestoreError, StoreError, Whole};
 use crate::witness::keys;
 use ron_kernel::channel::Sender;
 use ron_kernel::task::TaskResult;
@@ -145,7 +145,7 @@ pub(crate) fn make(shared: &Shared, follower: Option<Follower>) -> Result<(Signe
         return Err(MakeError::Held(hold));
     }
     let kept = reader.checkpoints(size..=size).map_err(RestoreError::from)?.pop();
-    let before = reader.snapshot_version().map_err(RestoreError::from)?;
+    let before = reader.snapshot_note(u64::MAX).map_err(RestoreError::from)?.map(|(version, _)| version);
     drop(reader);
     let checkpoint = Checkpoint { origin: shared.roots.log.clone(), size, root };
     // One of this size that witnesses have cosigned already says the same and more.
@@ -156,18 +156,18 @@ pub(crate) fn make(shared: &Shared, follower: Option<Follower>) -> Result<(Signe
         Signed { size, root, note, cosignatures: 0, at: now_millis() }
     });
     shared.highest.note(&checkpoint, &signed.note).map_err(MakeError::Highest)?;
-    let state = follower.keeps_state().then(|| follower.replay.state.canonical());
-    let snapshot = state.as_ref().map(|state| {
-        let (log, state_b3) = (shared.roots.log.clone(), B3::of(state.as_bytes()));
-        let snapshot = Snapshot { log, version: head.version, hash: head.hash, state_b3 };
-        (snapshot.sign(&shared.signing).to_string(), state)
-    });
-    let snapshot = snapshot.as_ref().map(|(note, state)| (&**note, state.as_str()));
+    let log = &shared.roots.log;
+    let sign = |state_b3: B3| {
+        let snapshot = Snapshot { log: log.clone(), version: head.version, hash: head.hash, state_b3 };
+        snapshot.sign(&shared.signing).to_string()
+    };
+    let state = Whole::State(&follower.replay.state);
+    let keeping = follower.keeps_state().then_some(Keeping { state, sign: &sign });
     let keep = |version: u64| Some(version) == before;
-    let written = shared.store.note_writer().checkpoint(size, &signed.note.to_string(), snapshot, keep);
-    written.map_err(|error: StoreError| RestoreError::Store(error))?;
-    if let Some(state) = state {
-        follower.kept = Some((state.len() as u64, follower.replay.read));
+    let written = shared.store.note_writer().checkpoint(size, &signed.note.to_string(), keeping, keep);
+    let state = written.map_err(|error: StoreError| RestoreError::Store(error))?;
+    if keeping.is_some() {
+        follower.kept = Some((state, follower.replay.read));
     }
     Ok((signed, follower))
 }
@@ -211,7 +211,10 @@ mod tests {
                 registry.commit(&change(base, 0, op, 0)).unwrap();
             }
         };
-        let kept = |registry: &Fixture| registry.shared.store.reader().unwrap().snapshot_version().unwrap();
+        let kept = |registry: &Fixture| {
+            let note = registry.shared.store.reader().unwrap().snapshot_note(u64::MAX).unwrap();
+            note.map(|(version, _)| version)
+        };
         large(&mut registry, 30);
         let (_, follower) = make(&registry.shared, None).unwrap();
         assert_eq!(kept(&registry), Some(30), "the first of a process");

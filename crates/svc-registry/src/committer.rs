@@ -1,18 +1,17 @@
 //! The Committer's task: gathers what waits while a batch is being written, and writes at once when idle.
 
 use crate::core::Core;
+use crate::hand::Hand;
 use crate::job::{Job, Refusal};
 use crate::shared::{Shared, Trouble};
 use ron_kernel::channel::Receiver;
 use ron_kernel::reason::Reason;
 use ron_kernel::shutdown::Phase;
-use ron_kernel::task::{TaskResult, panic_text};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use ron_kernel::task::TaskResult;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::sync::oneshot;
 
 /// Jobs of one batch.
 const BATCH_MAX: usize = 512;
@@ -44,8 +43,8 @@ impl Intake {
 
 /// Runs until nobody can ask any more.
 pub(crate) async fn commit(shared: Arc<Shared>, intake: Intake) -> TaskResult {
-    let bench = Bench::new()?;
-    let mut core = restore(&shared, &bench, "start").await;
+    let hand = Hand::new("committer")?;
+    let mut core = restore(&shared, &hand, "start").await;
     let (service, mut draining) = (shared.service.clone(), false);
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -58,8 +57,8 @@ pub(crate) async fn commit(shared: Arc<Shared>, intake: Intake) -> TaskResult {
             () = tokio::time::sleep(LOOK), if draining => None,
             _ = tick.tick() => {
                 core = match core {
-                    Some(core) => blocking(&shared, &bench, core, |core| core.tick()).await,
-                    None => restore(&shared, &bench, "storage").await,
+                    Some(core) => blocking(&shared, &hand, core, |core| core.tick()).await,
+                    None => restore(&shared, &hand, "storage").await,
                 };
                 None
             }
@@ -69,14 +68,14 @@ pub(crate) async fn commit(shared: Arc<Shared>, intake: Intake) -> TaskResult {
             if draining && (over || service.tasks().live_scoped() == 0) {
                 drop(core);
                 let store = shared.store.clone();
-                return Ok(bench.run(move || store.close()).await?);
+                return Ok(hand.run(move || store.close()).await?);
             }
             continue;
         };
         let jobs = intake.gather(first);
         core = match core {
             Some(core) if shared.damage().is_none() && !shared.holds.any() => {
-                blocking(&shared, &bench, core, |core| core.run(jobs)).await
+                blocking(&shared, &hand, core, |core| core.run(jobs)).await
             }
             core => {
                 refuse(&shared, jobs);
@@ -97,42 +96,15 @@ fn refuse(shared: &Shared, jobs: Vec<Job>) {
     }
 }
 
-/// A thread for the Committer's work alone, so that it waits for none of those who read.
-#[derive(Debug)]
-struct Bench(SyncSender<Box<dyn FnOnce() + Send>>);
-
-impl Bench {
-    fn new() -> std::io::Result<Bench> {
-        let (bench, given) = std::sync::mpsc::sync_channel::<Box<dyn FnOnce() + Send>>(1);
-        let work = move || given.into_iter().for_each(|work| work());
-        std::thread::Builder::new().name("committer".to_owned()).spawn(work)?;
-        Ok(Bench(bench))
-    }
-
-    /// What the work gives, or what it said when it panicked. One piece at a time, so that handing it over never waits.
-    async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
-        let (done, result) = oneshot::channel();
-        let given = self.0.send(Box::new(move || {
-            // Nobody is told if the task was ended meanwhile: the next one reads anew.
-            let _ = done.send(catch_unwind(AssertUnwindSafe(work)));
-        }));
-        given.map_err(|gone| gone.to_string())?;
-        match result.await {
-            Ok(Ok(done)) => Ok(done),
-            Ok(Err(panic)) => Err(panic_text(panic.as_ref())),
-            Err(gone) => Err(gone.to_string()),
-        }
-    }
-}
-
-/// Does a piece of work on the bench. What failed is read anew.
+/// Does a piece of work on the Committer's thread. What failed is read anew.
 async fn blocking(
     shared: &Arc<Shared>,
-    bench: &Bench,
+    hand: &Hand,
     mut core: Core,
     work: impl FnOnce(&mut Core) -> Result<(), crate::store::StoreError> + Send + 'static,
 ) -> Option<Core> {
-    let mut running = pin!(bench.run(move || {
+    shared.writing.store(true, Ordering::Relaxed);
+    let mut running = pin!(hand.run(move || {
         let done = work(&mut core);
         (core, done)
     }));
@@ -145,6 +117,7 @@ async fn blocking(
             done
         }
     };
+    shared.writing.store(false, Ordering::Relaxed);
     match done {
         Ok((core, Ok(()))) => return Some(core),
         Ok((core, Err(error))) => {
@@ -153,18 +126,18 @@ async fn blocking(
         }
         Err(panic) => shared.panicked("the committer's work", &panic),
     }
-    restore(shared, bench, "storage").await
+    restore(shared, hand, "storage").await
 }
 
 /// Reads the state from the store; none if that fails, and then it is tried again later.
-async fn restore(shared: &Arc<Shared>, bench: &Bench, why: &'static str) -> Option<Core> {
+async fn restore(shared: &Arc<Shared>, hand: &Hand, why: &'static str) -> Option<Core> {
     // After a failed flush what is read may not be on the disk: nobody is shown it before a restart has decided.
     if shared.damage().is_some() || shared.store.disk().flush_failed() {
         return None;
     }
     loop {
         let reading = shared.clone();
-        match bench.run(move || Core::restore(&reading)).await {
+        match hand.run(move || Core::restore(&reading)).await {
             Ok(Ok(Some(core))) => {
                 shared.numbers.recoveries.with([why]).inc();
                 shared.troubles.set(Trouble::Lost, false);
@@ -194,6 +167,7 @@ async fn restore(shared: &Arc<Shared>, bench: &Bench, why: &'static str) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checks::Given;
     use crate::config::RegistrySettings;
     use crate::fixture::{Fixture, approval, job, put, roots};
     use crate::job::Ask;
@@ -208,11 +182,12 @@ mod tests {
         media.panic_on_write();
         let proposal = put(0, "a", 1);
         let approvals = vec![approval(1, proposal.b3()), approval(2, proposal.b3())];
+        let approvals = Given::new(&proposal, approvals);
         let (given, mut reply) = job(Ask::Propose { proposal, approvals, commit: true });
-        let bench = Bench::new().unwrap();
-        assert!(blocking(&shared, &bench, core, |core| core.run(vec![given])).await.is_none());
+        let hand = Hand::new("committer").unwrap();
+        assert!(blocking(&shared, &hand, core, |core| core.run(vec![given])).await.is_none());
         assert!(reply.try_recv().is_err(), "nobody knows what became of it");
-        assert!(bench.run(|| 1).await == Ok(1), "the thread goes on");
+        assert!(hand.run(|| 1).await == Ok(1), "the thread goes on");
         assert!(shared.store.reader().unwrap().entry(0).unwrap().is_some(), "what was there is read");
         let (later, mut refused) = job(Ask::Supersede);
         refuse(&shared, vec![later]);
@@ -243,7 +218,7 @@ mod tests {
         assert_eq!(refused.reason, Reason::Storage, "nothing was begun");
         let Fixture { shared, core, .. } = registry;
         drop(core);
-        assert!(restore(&shared, &Bench::new().unwrap(), "storage").await.is_none());
+        assert!(restore(&shared, &Hand::new("committer").unwrap(), "storage").await.is_none());
         assert_eq!(shared.head(), head);
         shared.service.ready();
         let health = shared.service.kernel().health();

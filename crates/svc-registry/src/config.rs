@@ -35,6 +35,10 @@ settings! {
         auto_commit: bool = false => Hot;
         /// Refuse a commit if HEAD moved at all since its `base_version`, not only what it touches.
         strict_head: bool = false => Hot;
+        /// Copies of the log, each by the address of its checkpoint: a signed note, or the JSON of a registry's
+        /// `/registry/head` or of a follower's `/node/follow`. They are asked at the start and each minute: while one has
+        /// seen more of the log than there is, or something else, nothing is signed and nothing written. At most 32.
+        mirrors: Vec<String> = Vec::new() => Hot;
         /// Sizes, counts and times.
         limits: LimitSettings = LimitSettings::default() => Hot;
         /// Capacities of the channels.
@@ -222,6 +226,11 @@ impl RegistrySettings {
         if amnesia && problems.is_set("registry.dir") {
             problems.add("registry.dir", "is set, but node.amnesia is on: no file may be written");
         }
+        self.validate_others(problems);
+    }
+
+    /// Witnesses and mirrors.
+    fn validate_others(&self, problems: &mut Problems) {
         let mut known = Vec::new();
         for (index, url) in self.witness.urls.iter().enumerate() {
             match crate::witness::parse(url) {
@@ -231,6 +240,14 @@ impl RegistrySettings {
                 Ok((_, _, key)) => known.push(key),
                 Err(error) => problems.add(format!("registry.witness.urls[{index}]"), error),
             }
+        }
+        for (index, url) in self.mirrors.iter().enumerate() {
+            if let Err(error) = crate::mirror::parse(url) {
+                problems.add(format!("registry.mirrors[{index}]"), error);
+            }
+        }
+        if self.mirrors.len() > crate::mirror::MIRRORS_MAX {
+            problems.add("registry.mirrors", "names more than 32 mirrors");
         }
         if self.witness.urls.len() > crate::witness::WITNESSES_MAX {
             problems.add("registry.witness.urls", "names more than 32 witnesses");

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use crate::checks::{self, Checked, threads};
 use crate::job::{Ask, Done, Job, Refusal, Reply};
 use crate::pending::{Pending, Waiting, proposed};
 use crate::shared::{Shared, Trouble, now_millis};
@@ -10,22 +11,20 @@ use crate::store::{Changes, Gone, LogWriter, RestoreError, Restored, StoreError}
 use crate::tiles;
 use crate::view::{HeadInfo, Items, View};
 use ron_kernel::reason::Reason;
-use ron_log::approval::Sig;
 use ron_log::state::{Before, supersede};
 use ron_log::tree::leaf_hash;
 use ron_log::{
-    Approval, ApprovalError, B3, CheckedApproval, CommitError, ConflictRule, Entry, Judgement, Key, Payload,
-    Proposal, SignerSet, State, Tally, Tree, reachable,
+    Approval, B3, CheckedApproval, CommitError, ConflictRule, Entry, Judgement, Key, Payload, Proposal,
+    SignerSet, State, Tally, Tree, reachable,
 };
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use tokio::sync::oneshot;
 
-/// Signatures that one thread checks; more are shared out.
-const ALONE: usize = 4;
-const THREADS_MAX: usize = 8;
+/// Jobs whose signatures one thread checks; more are shared out.
+const ALONE: usize = 2;
 /// Milliseconds that the clock may be behind the last entry.
 const CLOCK_BEHIND_MAX: u64 = 300_000;
 
@@ -67,14 +66,6 @@ struct Answer {
     commits: Option<B3>,
     reply: Reply,
     to: oneshot::Sender<Reply>,
-}
-
-type Checked = Result<CheckedApproval, ApprovalError>;
-
-/// How many threads check signatures. Asked once: the answer lies in files.
-fn threads() -> usize {
-    static THREADS: OnceLock<usize> = OnceLock::new();
-    *THREADS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX))
 }
 
 impl Core {
@@ -177,46 +168,28 @@ impl Core {
                 new.insert(proposal.b3(), proposal);
             }
         }
-        let mut wanted: Vec<(usize, B3, &Approval, Option<SignerSet>)> = Vec::new();
-        for (index, job) in jobs.iter().enumerate() {
-            match &job.ask {
-                Ask::Propose { proposal, approvals, .. } => {
-                    let set = proposed(proposal);
-                    wanted.extend(approvals.iter().map(|one| (index, proposal.b3(), one, set.clone())));
-                }
-                Ask::Approve { id, approval } => {
-                    let known = self.pending.get(*id).map(|waiting| &waiting.proposal);
-                    let set = known.or(new.get(id).copied()).and_then(|proposal| proposed(proposal));
-                    wanted.push((index, *id, approval, set));
-                }
-                Ask::Commit { .. } | Ask::Withdraw { .. } | Ask::Supersede => {}
+        let signers = self.state.signers();
+        let check = |job: &Job| match &job.ask {
+            Ask::Propose { approvals, .. } => {
+                approvals.checked(&self.shared, self.state.signers_version(), signers)
             }
-        }
-        let check = |(index, id, approval, set): &(usize, B3, &Approval, Option<SignerSet>)| {
-            let began = Instant::now();
-            let checked = (*approval).clone().check(*id, self.state.signers(), set.as_ref());
-            self.shared.numbers.verify.with([algorithm(approval)]).observe(began.elapsed());
-            (*index, checked)
+            Ask::Approve { id, approval } => {
+                let known = self.pending.get(*id).map(|waiting| &waiting.proposal);
+                let set = known.or(new.get(id).copied()).and_then(|proposal| proposed(proposal));
+                vec![checks::check(&self.shared, *id, approval, signers, set.as_ref())]
+            }
+            Ask::Commit { .. } | Ask::Withdraw { .. } | Ask::Supersede => Vec::new(),
         };
-        let mut lists: Vec<Vec<Checked>> = jobs.iter().map(|_| Vec::new()).collect();
         let cores = threads();
-        let done: Vec<(usize, Checked)> = if wanted.len() <= ALONE || cores == 1 {
-            wanted.iter().map(check).collect()
-        } else {
-            std::thread::scope(|scope| {
-                let part = |part| scope.spawn(move || -> Vec<_> { <[_]>::iter(part).map(check).collect() });
-                #[expect(clippy::needless_collect, reason = "all begin before the first is waited for")]
-                let running: Vec<_> = wanted.chunks(wanted.len().div_ceil(cores)).map(part).collect();
-                running
-                    .into_iter()
-                    .flat_map(|thread| thread.join().expect("a check does not panic"))
-                    .collect()
-            })
-        };
-        for (index, checked) in done {
-            lists[index].push(checked);
+        if jobs.len() <= ALONE || cores == 1 {
+            return jobs.iter().map(check).collect();
         }
-        lists
+        std::thread::scope(|scope| {
+            let part = |part| scope.spawn(move || -> Vec<_> { <[_]>::iter(part).map(check).collect() });
+            #[expect(clippy::needless_collect, reason = "all begin before the first is waited for")]
+            let running: Vec<_> = jobs.chunks(jobs.len().div_ceil(cores)).map(part).collect();
+            running.into_iter().flat_map(|thread| thread.join().expect("a check does not panic")).collect()
+        })
     }
 
     fn one(&mut self, batch: &mut Batch, ask: Ask, checked: Vec<Checked>, now: u64) -> Reply {
@@ -645,13 +618,5 @@ fn failure(error: &StoreError, commits: bool) -> Refusal {
             Refusal::new(Reason::CommitUnknown, "the storage failed while it was written")
         }
         _ => Refusal::new(Reason::Storage, "the storage failed"),
-    }
-}
-
-fn algorithm(approval: &Approval) -> &'static str {
-    match approval.sig {
-        Sig::Ed25519(_) => "ed25519",
-        Sig::MlDsa44(_) => "ml-dsa-44",
-        Sig::Hybrid(..) => "ed25519+ml-dsa-44",
     }
 }

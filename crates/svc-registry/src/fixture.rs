@@ -1,5 +1,6 @@
 //! For tests: three signers of whom two must approve, and a registry in memory.
 
+use crate::checks::Given;
 use crate::config::RegistrySettings;
 use crate::core::{Core, view_of};
 use crate::guard::Highest;
@@ -103,6 +104,7 @@ impl Fixture {
     /// Proposes, approves and commits in one step.
     pub(crate) fn commit(&mut self, proposal: &Arc<Proposal>) -> Reply {
         let approvals = vec![approval(1, proposal.b3()), approval(2, proposal.b3())];
+        let approvals = Given::new(proposal, approvals);
         self.ask(Ask::Propose { proposal: proposal.clone(), approvals, commit: true })
     }
 

@@ -1,4 +1,4 @@
-//! The restore guard: the log is never gone back behind what it once signed or a witness has seen of it.
+//! The restore guard: the log is never gone back behind what it once signed, or a witness or a mirror has seen of it.
 //!
 //! A log that was restored from something old would otherwise go on from there and sign a second history. While
 //! anybody is known to have seen more, or something else, nothing is signed and every write is refused.
@@ -18,8 +18,8 @@ use std::sync::Arc;
 /// Why nothing may be signed or written now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Hold {
-    /// Nobody knows yet what the witnesses have seen.
-    Asking,
+    /// Nobody knows yet what the witnesses or the mirrors have seen.
+    Asking(Seer),
     /// Somebody has seen more of the log than there is.
     Behind { who: Seer, seen: u64, has: u64 },
     /// Somebody has seen another history of the log.
@@ -33,8 +33,12 @@ pub(crate) enum Seer {
     Witnesses,
     /// This node, as its file says.
     Own,
+    /// All of those, before they were asked.
+    Mirrors,
     /// By the line of its key.
     Witness(String),
+    /// By its address.
+    Mirror(String),
 }
 
 impl Seer {
@@ -45,8 +49,10 @@ impl Seer {
     fn name(&self) -> &str {
         match self {
             Seer::Witnesses => "witnesses",
+            Seer::Mirrors => "mirrors",
             Seer::Own => "own_checkpoint",
             Seer::Witness(line) => line.split('+').next().unwrap_or_default(),
+            Seer::Mirror(address) => address,
         }
     }
 }
@@ -55,11 +61,15 @@ impl Hold {
     /// What readiness says.
     fn cause(&self) -> String {
         let told = |what: &str, who: &Seer, seen: &u64, has: &u64| {
-            let sort = if matches!(who, Seer::Witness(_)) { "witness_" } else { "" };
+            let sort = match who {
+                Seer::Witness(_) => "witness_",
+                Seer::Mirror(_) => "mirror_",
+                Seer::Witnesses | Seer::Mirrors | Seer::Own => "",
+            };
             format!("{what}_{sort}{}_saw_{seen}_has_{has}", who.name())
         };
         match self {
-            Hold::Asking => "asking_witnesses".to_owned(),
+            Hold::Asking(who) => format!("asking_{}", who.name()),
             Hold::Behind { who, seen, has } => told("behind", who, seen, has),
             Hold::Fork { who, seen, has } => told("fork", who, seen, has),
         }
@@ -70,10 +80,13 @@ impl std::fmt::Display for Hold {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let who = |who: &Seer| match who {
             Seer::Witness(_) => format!("the witness {}", who.name()),
-            Seer::Own | Seer::Witnesses => "this node".to_owned(),
+            Seer::Mirror(_) => format!("the mirror {}", who.name()),
+            Seer::Own | Seer::Witnesses | Seer::Mirrors => "this node".to_owned(),
         };
         match self {
-            Hold::Asking => f.write_str("the witnesses are being asked what they have seen of the log"),
+            Hold::Asking(who) => {
+                write!(f, "the {} are being asked what they have seen of the log", who.name())
+            }
             Hold::Behind { who: by, seen, has } => {
                 write!(f, "{} has seen size {seen} of the log, which has {has}", who(by))
             }
@@ -140,6 +153,23 @@ impl Holds {
     }
 }
 
+/// Whether a log of a size, as it is stored, continues what somebody has seen of it.
+pub(crate) fn judge(
+    reader: &Reader,
+    has: u64,
+    who: Seer,
+    seen_by: &Checkpoint,
+) -> Result<Option<Hold>, RestoreError> {
+    let seen = seen_by.size;
+    if seen > has {
+        return Ok(Some(Hold::Behind { who, seen, has }));
+    }
+    let then = Tree::from_tiles(seen, |tile: Tile| reader.sure_tile(tile));
+    let then =
+        then.map_err(|bad| RestoreError::Damaged { version: seen.saturating_sub(1), what: bad.to_string() })?;
+    Ok((then.root() != seen_by.root).then_some(Hold::Fork { who, seen, has }))
+}
+
 /// The highest checkpoint this node ever signed, in a file beside the store's folder: what restores the folder does
 /// not take it back.
 #[derive(Debug)]
@@ -179,16 +209,7 @@ impl Highest {
     /// Whether a log of a size, as it is stored, continues what was signed.
     pub(crate) fn judge(&self, reader: &Reader, has: u64) -> Result<Option<Hold>, RestoreError> {
         let Some(signed) = self.signed.load_full() else { return Ok(None) };
-        let (who, seen) = (Seer::Own, signed.size);
-        if seen > has {
-            return Ok(Some(Hold::Behind { who, seen, has }));
-        }
-        let then = Tree::from_tiles(seen, |tile: Tile| reader.sure_tile(tile));
-        let then = then.map_err(|bad| RestoreError::Damaged {
-            version: seen.saturating_sub(1),
-            what: bad.to_string(),
-        })?;
-        Ok((then.root() != signed.root).then_some(Hold::Fork { who, seen, has }))
+        judge(reader, has, Seer::Own, &signed)
     }
 
     /// Makes it durable that this is about to be signed, before the signature leaves.
@@ -228,7 +249,7 @@ mod tests {
         let witness = |name: &str| NoteKey::cosignature(name, key(1).verifying_key());
         let (a, b) = (Seer::witness(&witness("a.example")), Seer::witness(&witness("b.example")));
         let behind = |who: &Seer| Some(Hold::Behind { who: who.clone(), seen: 9, has: 4 });
-        holds.set(&Seer::Witnesses, Some(Hold::Asking));
+        holds.set(&Seer::Witnesses, Some(Hold::Asking(Seer::Witnesses)));
         holds.set(&a, behind(&a));
         holds.set(&b, behind(&b));
         holds.set(&b, behind(&b));

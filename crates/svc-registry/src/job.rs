@@ -1,5 +1,6 @@
 //! What is asked of the Committer, and what it answers.
 
+use crate::checks::Given;
 use crate::claim::Claim;
 use crate::view::HeadInfo;
 use ron_kernel::reason::Reason;
@@ -24,7 +25,7 @@ pub(crate) struct Job {
 pub(crate) enum Ask {
     Propose {
         proposal: Arc<Proposal>,
-        approvals: Vec<Approval>,
+        approvals: Arc<Given>,
         commit: bool,
     },
     Approve {

@@ -7,6 +7,7 @@
 mod api;
 pub mod cbor;
 mod checkpointor;
+mod checks;
 pub mod claim;
 mod committer;
 pub mod config;
@@ -14,8 +15,10 @@ mod core;
 #[cfg(test)]
 mod fixture;
 mod guard;
+mod hand;
 mod job;
 mod metrics;
+mod mirror;
 mod pending;
 mod publisher;
 mod registry;

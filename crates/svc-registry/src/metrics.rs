@@ -1,16 +1,14 @@
 //! The registry's own numbers.
 
 use ron_kernel::kernel::Service;
-use ron_kernel::metrics::{Counter, Family, Histogram, Series};
-use std::fmt::Write as _;
+use ron_kernel::metrics::{Counter, Counts, Family, Histogram};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug)]
 pub(crate) struct Numbers {
     pub(crate) cas_failed: Counter,
     pub(crate) commit_latency: Histogram,
-    pub(crate) batch_size: Sizes,
+    pub(crate) batch_size: Counts,
     pub(crate) storage_backoff: Arc<Family<Counter, 1>>,
     pub(crate) retries: Counter,
     pub(crate) witness_retries: Counter,
@@ -71,40 +69,5 @@ impl Numbers {
                 ["reason"],
             ),
         }
-    }
-}
-
-/// Upper bounds of the counted sizes.
-const BOUNDS: [u64; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
-
-/// A histogram of sizes.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Sizes(Arc<Counts>);
-
-#[derive(Debug, Default)]
-struct Counts {
-    buckets: [AtomicU64; BOUNDS.len() + 1],
-    sum: AtomicU64,
-}
-
-impl Sizes {
-    pub(crate) fn observe(&self, size: u64) {
-        let bucket = BOUNDS.iter().position(|bound| size <= *bound).unwrap_or(BOUNDS.len());
-        self.0.buckets[bucket].fetch_add(1, Ordering::Relaxed);
-        self.0.sum.fetch_add(size, Ordering::Relaxed);
-    }
-}
-
-impl Series for Sizes {
-    const KIND: &'static str = "histogram";
-
-    fn write(&self, out: &mut String, name: &str, _no_labels: &str) {
-        let mut total = 0;
-        for (index, count) in self.0.buckets.iter().enumerate() {
-            total += count.load(Ordering::Relaxed);
-            let bound = BOUNDS.get(index).map_or("+Inf".to_owned(), u64::to_string);
-            let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {total}");
-        }
-        let _ = writeln!(out, "{name}_sum {}\n{name}_count {total}", self.0.sum.load(Ordering::Relaxed));
     }
 }

@@ -2,11 +2,13 @@
 
 use crate::api::{Api, COUNTERS};
 use crate::checkpointor::checkpoint;
+use crate::checks::Ahead;
 use crate::committer::{Intake, commit};
 use crate::config::RegistrySettings;
 use crate::core::{idle_signer, view_of};
 use crate::guard::{Highest, Hold, Seer};
 use crate::job::Job;
+use crate::mirror::{MIRROR_IDLE, watch};
 use crate::publisher::{Stall, publish};
 use crate::retention::retain;
 use crate::shared::{OPEN, Parts, RECENT, Shared, Signed, now_millis};
@@ -83,6 +85,7 @@ static SHUTDOWN: ChannelSpec = shutdown_spec(
         "publisher",
         "checkpointor",
         "cosigner",
+        "mirrors",
         "retention",
         "deep_verifier",
         "config_reloader",
@@ -93,13 +96,13 @@ static EVENTS: ChannelSpec = events_spec(NAME, &["config_reloader"]);
 /// The registry's declarations, for the inventory and the document.
 pub static CHANNELS: [&ChannelSpec; 7] =
     [&PROPOSALS, &APPROVALS, &COMMITTED, &EVENTS, &SHUTDOWN, &CFG_RELOAD, &RETENTION_CMD];
-pub static LOCKS: [&LockSpec; 4] = [&RECENT, &OPEN, &COUNTERS, &WITNESS_IDLE];
+pub static LOCKS: [&LockSpec; 5] = [&RECENT, &OPEN, &COUNTERS, &WITNESS_IDLE, &MIRROR_IDLE];
 
 const fn permanent(kind: &'static str, does: &'static str) -> TaskSpec {
     TaskSpec { service: NAME, kind, sort: TaskSort::Permanent, does }
 }
 
-pub const TASKS: [TaskSpec; 11] = {
+pub const TASKS: [TaskSpec; 12] = {
     let [listener, sweeper, conn] = server_tasks(NAME);
     [
         listener,
@@ -112,6 +115,7 @@ pub const TASKS: [TaskSpec; 11] = {
             "cosigner",
             "asks witnesses what they saw, collects their cosignatures, serves what has enough",
         ),
+        permanent("mirrors", "asks mirrors what they saw of the log"),
         permanent("retention", "lets go of what a checkpoint covers, in small batches"),
         permanent("deep_verifier", "checks the whole log again, a slice at a time"),
         permanent("config_reloader", "takes over a new configuration"),
@@ -146,6 +150,8 @@ pub enum BuildError {
     Roots(String),
     #[error("registry.dir: {0}")]
     Highest(String),
+    #[error("registry: a thread could not be started: {0}")]
+    Thread(std::io::Error),
 }
 
 /// What of the node the registry needs.
@@ -211,7 +217,8 @@ impl Registry {
             channel::queue::<Job>(inventory, &APPROVALS, limits(channels.approvals), Policy::RejectNew);
         let intake = Intake { proposals: Arc::new(proposals_end), approvals: Arc::new(approvals_end) };
         let tokens = Verifier::new(&identity.token_keys);
-        let api = Arc::new(Api::new(&shared, proposals, approvals, tokens));
+        let ahead = Ahead::new(&shared).map_err(BuildError::Thread)?;
+        let api = Arc::new(Api::new(&shared, proposals, approvals, ahead, tokens));
         let server = Server::new(service, api, settings.server_limits());
         let (reload, reload_end) =
             channel::queue(inventory, &CFG_RELOAD, Limits::items(16), Policy::Collapse);
@@ -374,7 +381,10 @@ fn share(
     }
     shared.holds.set(&Seer::Own, held);
     if !witnesses.is_empty() {
-        shared.holds.set(&Seer::Witnesses, Some(Hold::Asking));
+        shared.holds.set(&Seer::Witnesses, Some(Hold::Asking(Seer::Witnesses)));
+    }
+    if !shared.settings.load().mirrors.is_empty() {
+        shared.holds.set(&Seer::Mirrors, Some(Hold::Asking(Seer::Mirrors)));
     }
     Ok(shared)
 }
@@ -382,7 +392,7 @@ fn share(
 /// Whether the log was signed, and nothing of it with this key. That is no damage, and must not look like it.
 fn signed_by_another(store: &Store, log_key: &NoteKey) -> Result<bool, StoreError> {
     let reader = store.reader()?;
-    let snapshot = reader.snapshot(u64::MAX)?.map(|(_, note, _)| note);
+    let snapshot = reader.snapshot_note(u64::MAX)?.map(|(_, note)| note);
     let notes = reader.checkpoint()?.map(|(_, note)| note).into_iter().chain(snapshot);
     let mut others = notes.map(|note| {
         let note = Note::parse(&note);
@@ -414,6 +424,8 @@ fn start_tasks(shared: &Arc<Shared>, intake: Intake, reload: Arc<Receiver<Arc<Re
     service.permanent("checkpointor", 0, move || checkpoint(own.clone(), retention.clone()));
     let own = shared.clone();
     service.permanent("cosigner", 0, move || collect(own.clone()));
+    let own = shared.clone();
+    service.permanent("mirrors", 0, move || watch(own.clone()));
     let own = shared.clone();
     service.permanent("retention", 0, move || retain(own.clone(), commands.clone()));
     let own = shared.clone();

@@ -2,7 +2,7 @@
 
 use crate::config::Policy;
 use crate::shared::{Shared, now_millis};
-use crate::store::{Replay, RestoreError, StoreError};
+use crate::store::{Keeping, Replay, RestoreError, StoreError, Whole};
 use ron_kernel::channel::Receiver;
 use ron_kernel::task::TaskResult;
 use ron_log::entry::entry_hash;
@@ -100,9 +100,11 @@ pub(crate) fn decide(shared: &Shared) -> Result<bool, RestoreError> {
     replay.run(&reader, keep - 1)?;
     drop(reader);
     let log = shared.roots.log.clone();
-    let (state, head) = (replay.state.canonical(), replay.head());
-    let state_b3 = B3::of(state.as_bytes());
-    let snapshot = Snapshot { log: log.clone(), version: head.version, hash: head.hash, state_b3 };
+    let head = replay.head();
+    let sign = |state_b3: B3| {
+        let log = shared.roots.log.clone();
+        Snapshot { log, version: head.version, hash: head.hash, state_b3 }.sign(&shared.signing).to_string()
+    };
     let manifest = PruneManifest {
         log,
         min_version: keep,
@@ -111,9 +113,9 @@ pub(crate) fn decide(shared: &Shared) -> Result<bool, RestoreError> {
         digest: digest.finish(),
         pruned_at: now_millis(),
     };
-    let (note, snapshot) =
-        (manifest.sign(&shared.signing).to_string(), snapshot.sign(&shared.signing).to_string());
-    shared.store.note_writer().manifest(keep, &note, (&snapshot, &state))?;
+    let note = manifest.sign(&shared.signing).to_string();
+    let keeping = Keeping { state: Whole::State(&replay.state), sign: &sign };
+    shared.store.note_writer().manifest(keep, &note, keeping)?;
     shared.min_version.store(keep, Ordering::Release);
     tracing::info!(from = min, to = keep, "the registry lets go of its oldest entries");
     Ok(true)

@@ -80,6 +80,8 @@ pub(crate) struct Shared {
     pub(crate) settings: ArcSwap<RegistrySettings>,
     pub(crate) numbers: Numbers,
     pub(crate) pending: AtomicUsize,
+    /// A batch is being written.
+    pub(crate) writing: AtomicBool,
     /// First version kept.
     pub(crate) min_version: AtomicU64,
     /// The newest version that the deep verifier found good.
@@ -239,6 +241,7 @@ impl Shared {
             committed,
             settings: ArcSwap::from_pointee(settings),
             pending: AtomicUsize::new(0),
+            writing: AtomicBool::new(false),
             min_version: AtomicU64::new(min_version),
             verified: AtomicU64::new(0),
             damage: ArcSwapOption::empty(),

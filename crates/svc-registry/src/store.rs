@@ -8,6 +8,7 @@ mod disk;
 mod journal;
 mod read;
 mod restore;
+mod states;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -16,6 +17,7 @@ pub use disk::Disk;
 pub(crate) use read::changes_signers;
 pub use read::{Gone, Kept, Reader};
 pub use restore::{Replay, RestoreError, Restored, good_snapshot};
+pub use states::{Keeping, Whole};
 #[cfg(test)]
 pub(crate) use tests::Faulty;
 pub use write::{Changes, LogWriter, NoteWriter};
@@ -55,8 +57,8 @@ const APPROVALS: TableDefinition<&[u8], &[u8]> = TableDefinition::new("approvals
 const GONE: TableDefinition<&[u8], (u8, u64)> = TableDefinition::new("gone");
 /// Tree size to note.
 const CHECKPOINTS: TableDefinition<u64, &[u8]> = TableDefinition::new("checkpoints");
-/// Version to note and state.
-const SNAPSHOTS: TableDefinition<u64, (&[u8], &[u8])> = TableDefinition::new("snapshots");
+/// Version to note; the state itself is a file.
+const SNAPSHOTS: TableDefinition<u64, &[u8]> = TableDefinition::new("snapshot_notes");
 /// First version kept to note.
 const MANIFESTS: TableDefinition<u64, &[u8]> = TableDefinition::new("manifests");
 /// Single values: the roots, HEAD, the first version kept, bytes of records and payloads, the last batch that came
@@ -205,7 +207,7 @@ impl Opened {
     fn recover(self, disk: &Disk, roots: ron_log::B3) -> Result<Opened, StoreError> {
         self.show()?;
         let Some(medium) = disk.journal() else { return Ok(self) };
-        let last = Reader::new(self.shown.load_full()).journaled()?;
+        let last = Reader::new(self.shown.load_full(), disk).journaled()?;
         let mut done = 0;
         let mut journal = Journal::recover(medium, roots, last, |number, head, changes| {
             done += 1;
@@ -232,8 +234,8 @@ impl Opened {
         Ok(())
     }
 
-    /// One transaction, all or nothing. A batch goes through the journal while there is room in it; anything else
-    /// takes all of them along to the disk.
+    /// One transaction, all or nothing. A batch goes through the journal while there is room in it, where it is flushed
+    /// while the database takes it in; anything else takes all of them along to the disk.
     fn write(
         &self,
         disk: &Disk,
@@ -246,11 +248,20 @@ impl Opened {
         let batch = batch.and_then(|body| Some((body, journal.as_ref()?.number_for(body)?)));
         match (&mut *journal, batch) {
             (Some(journal), Some((body, number))) => {
-                write::transact(&self.database, Durability::None, |transaction| {
+                let flushing = journal.begin(body);
+                let done = write::transact(&self.database, Durability::None, |transaction| {
                     act(transaction)?;
                     write::journaled(transaction, number)
-                })?;
-                disk.journaled(journal.append(body), || journal.flush())?;
+                });
+                let flushed = flushing.recv().unwrap_or_else(|gone| Err(std::io::Error::other(gone)));
+                match (disk.journaled(flushed), done) {
+                    (Ok(()), Ok(())) => journal.done(body),
+                    (Ok(()), Err(error)) => {
+                        disk.journaled(journal.take_back())?;
+                        return Err(error);
+                    }
+                    (Err(error), _) => return Err(error),
+                }
             }
             (journal, _) => {
                 write::transact(&self.database, durability, act)?;
@@ -319,7 +330,7 @@ impl Store {
 
     /// Everything that is durable, as it is at one moment.
     pub fn reader(&self) -> Result<Reader, StoreError> {
-        Ok(Reader::new(self.opened()?.shown.load_full()))
+        Ok(Reader::new(self.opened()?.shown.load_full(), &self.inner.disk))
     }
 
     /// Holds up every write until this much time has passed.
@@ -348,13 +359,11 @@ impl Store {
     /// Changes a byte of a snapshot's state, as a failing disk does.
     #[cfg(test)]
     pub(crate) fn spoil_snapshot(&self, version: u64) {
-        let (_, note, mut state) = self.reader().unwrap().snapshot(version).unwrap().unwrap();
+        let mut state = self.inner.disk.states.get(version).unwrap().unwrap();
         let at = state.len() / 2;
         state[at] ^= 1;
-        let row = (note.as_slice(), state.as_slice());
-        self.change(|transaction| {
-            transaction.open_table(SNAPSHOTS).unwrap().insert(version, row).unwrap();
-        });
+        let state = String::from_utf8(state).unwrap();
+        self.inner.disk.states.put(version, Whole::Text(&state)).unwrap();
     }
 
     /// Changes a byte of a pending proposal's payload, as a failing disk does.

@@ -318,7 +318,7 @@ impl Cosigner {
         let (store, text) = (shared.store.clone(), target.note.to_string());
         let stored =
             tokio::task::spawn_blocking(move || store.note_writer().checkpoint(size, &text, None, |_| true));
-        if !matches!(stored.await, Ok(Ok(()))) {
+        if !matches!(stored.await, Ok(Ok(_))) {
             tracing::warn!("cosignatures could not be stored");
         }
     }
@@ -421,7 +421,7 @@ impl Address {
     }
 }
 
-async fn read(answer: Answer) -> Result<(StatusCode, String), String> {
+pub(crate) async fn read(answer: Answer) -> Result<(StatusCode, String), String> {
     let bytes = match answer.payload {
         Payload::Whole(bytes) => bytes,
         Payload::Stream(body) => {

@@ -96,6 +96,11 @@ impl Egress {
         !self.has_room(Lane::Normal, 1)
     }
 
+    /// Whether as much could be queued as is.
+    pub fn is_half_empty(&self) -> bool {
+        self.frames() <= self.limits.frames / 2 && self.bytes() <= self.limits.bytes / 2
+    }
+
     /// Queues a frame, and says what had to go for it; nothing goes for a frame that is refused.
     pub fn push(&mut self, lane: Lane, topic: u64, frame: Encoded) -> Result<Vec<Taken<Encoded>>, Refused> {
         let cost = frame.len();

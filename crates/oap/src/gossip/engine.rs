@@ -11,7 +11,7 @@ use super::egress::{Ceiling, Egress, Refused, SharedEgress};
 use super::fair::Lane;
 use super::history::{History, Kept, millis};
 use super::ledger::{Cause, Ledger, Outcome, Queue};
-use super::message::{Envelope, MessageId, Origins, Topic};
+use super::message::{Author, Envelope, MessageId, Mixing, Origins, Topic};
 use super::missing::Missing;
 use super::peer::Peer;
 use super::random::Random;
@@ -117,7 +117,7 @@ pub struct PeerInfo {
 #[derive(Debug)]
 pub struct Engine {
     config: Config,
-    key: SigningKey,
+    author: Author,
     node: NodeId,
     random: Random,
     seq: u64,
@@ -143,9 +143,10 @@ pub struct Engine {
 
 impl Engine {
     pub fn new(config: Config, key: SigningKey, seed: u64, ceiling: Arc<Ceiling>, now: Now) -> Engine {
+        let mixing = Mixing(Random::new(!seed).number());
         Engine {
             node: NodeId(key.verifying_key().to_bytes()),
-            key,
+            author: Author::new(&key),
             random: Random::new(seed),
             seq: 0,
             peers: BTreeMap::new(),
@@ -154,8 +155,8 @@ impl Engine {
             topics: BTreeMap::new(),
             follows: BTreeSet::new(),
             origins: Origins::default(),
-            seen: Seen::new(config.seen_max),
-            history: History::new(config.history, config.history_bytes_max),
+            seen: Seen::new(config.seen_max, mixing),
+            history: History::new(config.history, config.history_bytes_max, mixing),
             missing: Missing::new(config.missing_max),
             transfers: BTreeMap::new(),
             scores: Scores::default(),
@@ -285,7 +286,7 @@ impl Engine {
         let mut envelope = Envelope { origin, seq, time, topic: topic.clone(), signature: None };
         let id = envelope.id(&payload);
         if self.config.signed {
-            envelope.sign(id, &self.key);
+            self.author.sign(&mut envelope, id);
         }
         let kept = Kept { id, envelope, payload, hops: 0, checked: true };
         self.touch(now, topic);

@@ -1,9 +1,9 @@
 //! The messages a node can still give to others: by topic, bounded by count, bytes and age.
 
-use super::message::{Envelope, MessageId, Topic};
+use super::message::{Envelope, MessageId, Mixing, Topic};
 use super::wire::Window;
 use bytes::Bytes;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 /// What is kept of one topic.
@@ -33,7 +33,8 @@ pub(super) struct History {
     /// Bytes that all topics together may keep.
     bytes_max: usize,
     bytes: usize,
-    messages: BTreeMap<MessageId, Kept>,
+    /// By the number of the frames that carry them. Of two messages with one number the younger is kept.
+    messages: HashMap<u64, Kept, Mixing>,
     topics: BTreeMap<Topic, Line>,
 }
 
@@ -47,17 +48,18 @@ struct Line {
 }
 
 impl History {
-    pub(super) fn new(limits: HistoryLimits, bytes_max: usize) -> History {
-        History { limits, bytes_max, bytes: 0, messages: BTreeMap::new(), topics: BTreeMap::new() }
+    pub(super) fn new(limits: HistoryLimits, bytes_max: usize, mixing: Mixing) -> History {
+        let messages = HashMap::with_hasher(mixing);
+        History { limits, bytes_max, bytes: 0, messages, topics: BTreeMap::new() }
     }
 
     pub(super) fn get(&self, id: MessageId) -> Option<&Kept> {
-        self.messages.get(&id)
+        self.numbered(id.corr()).filter(|kept| kept.id == id)
     }
 
-    /// The first message whose id is not below this.
-    pub(super) fn from(&self, id: MessageId) -> Option<&Kept> {
-        self.messages.range(id..).next().map(|(_, kept)| kept)
+    /// The message whose frames have this number.
+    pub(super) fn numbered(&self, corr: u64) -> Option<&Kept> {
+        self.messages.get(&corr)
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -67,44 +69,47 @@ impl History {
     /// Messages of a topic, the oldest first.
     pub(super) fn of<'a>(&'a self, topic: &Topic) -> impl Iterator<Item = &'a Kept> {
         let order = self.topics.get(topic).into_iter().flat_map(|line| &line.order);
-        order.filter_map(|(_, id)| self.messages.get(id))
+        order.filter_map(|(_, id)| self.get(*id))
     }
 
     pub(super) fn insert(&mut self, kept: Kept) {
-        let topic = kept.envelope.topic.clone();
-        let line = self.topics.entry(topic.clone()).or_default();
-        let size = kept.payload.len();
-        if !line.order.insert((kept.envelope.time, kept.id)) {
-            return;
+        if let Some(other) = self.numbered(kept.id.corr()) {
+            if other.id == kept.id {
+                return;
+            }
+            self.remove(other.id);
         }
+        let (topic, size) = (kept.envelope.topic.clone(), kept.payload.len());
+        if !self.topics.contains_key(&topic) {
+            self.topics.insert(topic.clone(), Line::default());
+        }
+        let Some(line) = self.topics.get_mut(&topic) else { return };
+        line.order.insert((kept.envelope.time, kept.id));
         line.bytes += size;
         self.bytes += size;
-        self.messages.insert(kept.id, kept);
-        while self
-            .topics
-            .get(&topic)
-            .is_some_and(|line| line.order.len() > self.limits.count || line.bytes > self.limits.bytes)
-        {
-            self.drop_oldest(&topic);
+        self.messages.insert(kept.id.corr(), kept);
+        while line.order.len() > self.limits.count || line.bytes > self.limits.bytes {
+            self.bytes -= line.drop_oldest(&mut self.messages);
         }
         while self.bytes > self.bytes_max {
-            let largest =
-                self.topics.iter().max_by_key(|(_, line)| line.bytes).map(|(topic, _)| topic.clone());
-            let Some(topic) = largest else { return };
-            self.drop_oldest(&topic);
+            let Some(largest) = self.topics.values_mut().max_by_key(|line| line.bytes) else { return };
+            self.bytes -= largest.drop_oldest(&mut self.messages);
         }
     }
 
     /// A message's signature holds.
     pub(super) fn set_checked(&mut self, id: MessageId) {
-        if let Some(kept) = self.messages.get_mut(&id) {
+        if let Some(kept) = self.messages.get_mut(&id.corr()).filter(|kept| kept.id == id) {
             kept.checked = true;
         }
     }
 
     /// Takes out a message that should never have been taken.
     pub(super) fn remove(&mut self, id: MessageId) {
-        let Some(kept) = self.messages.remove(&id) else { return };
+        if self.get(id).is_none() {
+            return;
+        }
+        let Some(kept) = self.messages.remove(&id.corr()) else { return };
         if let Some(line) = self.topics.get_mut(&kept.envelope.topic) {
             line.order.remove(&(kept.envelope.time, id));
             line.bytes -= kept.payload.len();
@@ -115,11 +120,9 @@ impl History {
     /// Forgets what is older than its age.
     pub(super) fn expire(&mut self, unix_ms: u64) {
         let before = unix_ms.saturating_sub(millis(self.limits.age));
-        let topics: Vec<Topic> = self.topics.keys().cloned().collect();
-        for topic in topics {
-            let old = |line: &Line| line.order.first().is_some_and(|(time, _)| *time < before);
-            while self.topics.get(&topic).is_some_and(old) {
-                self.drop_oldest(&topic);
+        for line in self.topics.values_mut() {
+            while line.order.first().is_some_and(|(time, _)| *time < before) {
+                self.bytes -= line.drop_oldest(&mut self.messages);
             }
         }
         // A topic of which nothing is left is forgotten when nothing it ever had would be taken.
@@ -127,10 +130,10 @@ impl History {
     }
 
     pub(super) fn drop_topic(&mut self, topic: &Topic) {
-        while self.topics.get(topic).is_some_and(|line| !line.order.is_empty()) {
-            self.drop_oldest(topic);
+        let Some(mut line) = self.topics.remove(topic) else { return };
+        while !line.order.is_empty() {
+            self.bytes -= line.drop_oldest(&mut self.messages);
         }
-        self.topics.remove(topic);
     }
 
     /// What this node can answer for, less an eighth: what is about to be dropped here or there would make every
@@ -161,18 +164,49 @@ impl History {
         let range = (window.since, MessageId([0; 32]))..=(window.until, MessageId([255; 32]));
         line.into_iter().flat_map(move |line| line.order.range(range.clone())).map(|(_, id)| *id)
     }
+}
 
-    fn drop_oldest(&mut self, topic: &Topic) {
-        let Some(line) = self.topics.get_mut(topic) else { return };
-        let Some((time, id)) = line.order.pop_first() else { return };
-        line.floor = line.floor.max(time);
-        if let Some(kept) = self.messages.remove(&id) {
-            line.bytes -= kept.payload.len();
-            self.bytes -= kept.payload.len();
-        }
+impl Line {
+    /// Drops the oldest message; says how many bytes it had.
+    fn drop_oldest(&mut self, messages: &mut HashMap<u64, Kept, Mixing>) -> usize {
+        let Some((time, id)) = self.order.pop_first() else { return 0 };
+        self.floor = self.floor.max(time);
+        let size = messages.remove(&id.corr()).map_or(0, |kept| kept.payload.len());
+        self.bytes -= size;
+        size
     }
 }
 
 pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::NodeId;
+
+    #[test]
+    fn of_two_messages_with_one_number_the_younger_is_kept() {
+        let limits = HistoryLimits { count: 10, bytes: 100, age: Duration::from_secs(1) };
+        let mut history = History::new(limits, 100, Mixing(3));
+        let topic = Topic::parse("t").unwrap();
+        let mut insert = |last: u8, size: usize| {
+            let mut id = MessageId([1; 32]);
+            id.0[31] = last;
+            let (origin, topic) = (NodeId([0; 32]), topic.clone());
+            let envelope = Envelope { origin, seq: 1, time: u64::from(last), topic, signature: None };
+            history.insert(Kept { id, envelope, payload: vec![0; size].into(), hops: 0, checked: true });
+            id
+        };
+        let (older, younger) = (insert(1, 10), insert(2, 20));
+        insert(2, 20);
+        assert!(history.get(older).is_none());
+        assert_eq!(history.get(younger).map(|kept| kept.id), Some(younger));
+        assert_eq!(history.numbered(older.corr()).map(|kept| kept.id), Some(younger));
+        assert_eq!((history.bytes(), history.of(&topic).count()), (20, 1));
+        history.remove(older);
+        history.drop_topic(&topic);
+        assert_eq!((history.bytes(), history.of(&topic).count()), (0, 0));
+    }
 }

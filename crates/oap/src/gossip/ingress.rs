@@ -48,6 +48,11 @@ impl Ingress {
         self.lanes.bytes()
     }
 
+    /// Frames of one peer.
+    pub fn of(&self, peer: PeerId) -> usize {
+        self.lanes.of(peer.0)
+    }
+
     /// Queues a frame. When there is no room, a peer that has fewer frames here than another takes that one's
     /// newest place, and the frame that stood there comes back; whoever has most is refused. Either way somebody
     /// is owed a 429.

@@ -37,10 +37,14 @@ pub(super) struct Peer {
     pub(super) control: Bucket,
     choked: Duration,
     choke: Duration,
+    /// It is its queue here that had no room.
+    full: bool,
     /// What it is to be told of, by topic and whether from history.
     pub(super) announce: BTreeMap<(Topic, bool), Vec<(MessageId, u32)>>,
     pub(super) announce_count: usize,
     pub(super) announce_due: Option<Duration>,
+    /// How much it was told at once, the last time.
+    pub(super) announced: usize,
     /// Messages that it was asked for and has not given.
     pub(super) asked: usize,
     pub(super) asked_bytes: usize,
@@ -70,9 +74,11 @@ impl Peer {
             control: Bucket::new(rate.saturating_mul(CONTROL_RATE), CONTROL_BURST, now),
             choked: Duration::ZERO,
             choke: CHOKE_MIN,
+            full: false,
             announce: BTreeMap::new(),
             announce_count: 0,
             announce_due: None,
+            announced: 0,
             asked: 0,
             asked_bytes: 0,
             to_ask: VecDeque::new(),
@@ -81,17 +87,23 @@ impl Peer {
         }
     }
 
-    pub(super) fn is_choked(&self, now: Duration) -> bool {
+    /// Whether nothing is pushed to it for now. A queue that is half empty again is reason enough to go on.
+    pub(super) fn is_choked(&mut self, now: Duration) -> bool {
+        if self.full && self.choked > now && self.egress.lock().is_half_empty() {
+            (self.full, self.choked) = (false, now);
+        }
         self.choked > now
     }
 
-    /// It has no room: nothing is pushed to it for a while, longer each time it says so.
-    pub(super) fn choke(&mut self, now: Duration) {
-        if !self.is_choked(now) {
-            let quiet = now.saturating_sub(self.choked) > CHOKE_MAX;
-            self.choke = if quiet { CHOKE_MIN } else { (self.choke * 2).min(CHOKE_MAX) };
-            self.choked = now + self.choke;
+    /// It has no room, in its queue here or by its own account: nothing is pushed to it for a while, longer each time.
+    pub(super) fn choke(&mut self, now: Duration, full: bool) {
+        if self.is_choked(now) {
+            self.full &= full;
+            return;
         }
+        let quiet = now.saturating_sub(self.choked) > CHOKE_MAX;
+        self.choke = if quiet { CHOKE_MIN } else { (self.choke * 2).min(CHOKE_MAX) };
+        (self.full, self.choked) = (full, now + self.choke);
     }
 
     pub(super) fn follow(&mut self, follows: bool, topic: Topic) {

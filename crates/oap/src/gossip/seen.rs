@@ -5,9 +5,9 @@
 //! taken any more.
 
 use super::PeerId;
-use super::message::{Envelope, MessageId};
+use super::message::{Envelope, MessageId, Mixing};
 use crate::node::NodeId;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// Origins whose sequences are kept. Past that the youngest time stands in for them all.
 const FLOORS_MAX: usize = 4096;
@@ -31,7 +31,9 @@ pub(super) struct First {
 #[derive(Debug)]
 pub(super) struct Seen {
     max: usize,
-    first: BTreeMap<MessageId, First>,
+    first: HashMap<MessageId, First, Mixing>,
+    /// The numbers of those that were asked for.
+    asked: BTreeSet<u64>,
     order: VecDeque<Entry>,
     floors: BTreeMap<NodeId, Floor>,
     floor_time: u64,
@@ -51,8 +53,15 @@ struct Floor {
 }
 
 impl Seen {
-    pub(super) fn new(max: usize) -> Seen {
-        Seen { max, first: BTreeMap::new(), order: VecDeque::new(), floors: BTreeMap::new(), floor_time: 0 }
+    pub(super) fn new(max: usize, mixing: Mixing) -> Seen {
+        Seen {
+            max,
+            first: HashMap::with_hasher(mixing),
+            asked: BTreeSet::new(),
+            order: VecDeque::new(),
+            floors: BTreeMap::new(),
+            floor_time: 0,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -65,8 +74,7 @@ impl Seen {
 
     /// Whether a message with this number was asked for and has come.
     pub(super) fn was_asked(&self, corr: u64) -> bool {
-        let same = self.first.range(MessageId::first_of(corr)..).take_while(|(id, _)| id.corr() == corr);
-        same.into_iter().any(|(_, first)| first.asked)
+        self.asked.contains(&corr)
     }
 
     pub(super) fn knows(&self, id: MessageId, envelope: &Envelope) -> Known {
@@ -84,6 +92,9 @@ impl Seen {
         if self.first.insert(id, first).is_some() {
             return;
         }
+        if first.asked {
+            self.asked.insert(id.corr());
+        }
         let floor = Floor { seq: envelope.seq, time: envelope.time };
         self.order.push_back(Entry { id, origin: envelope.origin, floor });
         while self.order.len() > self.max {
@@ -94,16 +105,13 @@ impl Seen {
     /// Forgets what would be refused by its time: published before this.
     pub(super) fn expire(&mut self, before: u64) {
         while self.order.front().is_some_and(|entry| entry.floor.time < before) {
-            if let Some(entry) = self.order.pop_front() {
-                self.first.remove(&entry.id);
-            }
+            self.pop();
         }
         self.floors.retain(|_, floor| floor.time >= before);
     }
 
     fn forget(&mut self) {
-        let Some(entry) = self.order.pop_front() else { return };
-        self.first.remove(&entry.id);
+        let Some(entry) = self.pop() else { return };
         if self.floors.len() >= FLOORS_MAX && !self.floors.contains_key(&entry.origin) {
             self.floor_time = self.floor_time.max(entry.floor.time);
             return;
@@ -111,5 +119,12 @@ impl Seen {
         let floor = self.floors.entry(entry.origin).or_default();
         floor.seq = floor.seq.max(entry.floor.seq);
         floor.time = floor.time.max(entry.floor.time);
+    }
+    fn pop(&mut self) -> Option<Entry> {
+        let entry = self.order.pop_front()?;
+        if self.first.remove(&entry.id).is_some_and(|first| first.asked) {
+            self.asked.remove(&entry.id.corr());
+        }
+        Some(entry)
     }
 }

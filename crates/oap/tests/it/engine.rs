@@ -529,6 +529,48 @@ fn announcements_that_wait_for_room_are_not_counted_as_shed() {
 }
 
 #[test]
+fn a_peer_whose_queue_has_emptied_is_pushed_to_again_and_one_that_refused_is_not() {
+    let mut config = Config { max_rps: 0, ..Config::default() };
+    config.egress.frames = 8;
+    let mut bench = Bench::new(config, 1);
+    let publish = |bench: &mut Bench, ms| {
+        bench.engine.publish(at(ms), &topic(), Bytes::from_static(b"a")).expect("published").queued
+    };
+    assert_eq!((0..8).map(|_| publish(&mut bench, 1)).sum::<usize>(), 7);
+    assert_eq!(publish(&mut bench, 2), 0);
+    bench.said();
+    assert_eq!(publish(&mut bench, 3), 1);
+    // Its own word counts for longer than room in its queue here.
+    bench.engine.refused(at(4), bench.peers[0].0, 0);
+    bench.said();
+    assert_eq!((publish(&mut bench, 5), publish(&mut bench, 3000)), (0, 1));
+}
+
+#[test]
+fn where_there_are_many_announcements_the_next_wait_longer() {
+    let mut bench = Bench::new(Config { relay_fanout: 1, max_rps: 0, ..Config::default() }, 2);
+    let peers: Vec<PeerId> = bench.peers.iter().map(|(peer, _)| *peer).collect();
+    for peer in peers.iter().cycle().take(200) {
+        bench.engine.rtt(*peer, Duration::from_millis(1));
+    }
+    let publish = |bench: &mut Bench, ms| {
+        bench.engine.publish(at(ms), &topic(), Bytes::from_static(b"a")).expect("published");
+    };
+    let announced = |bench: &mut Bench, ms| {
+        bench.engine.tick(at(ms));
+        let ids = |it: &Gossip| if let Gossip::IHave { entries, .. } = it { entries.len() } else { 0 };
+        bench.said().iter().flatten().map(ids).sum::<usize>()
+    };
+    (0..20).for_each(|_| publish(&mut bench, 1));
+    assert_eq!((announced(&mut bench, 5), announced(&mut bench, 6)), (0, 20));
+    publish(&mut bench, 10);
+    assert_eq!((announced(&mut bench, 34), announced(&mut bench, 35)), (0, 1));
+    // That was one.
+    publish(&mut bench, 40);
+    assert_eq!((announced(&mut bench, 44), announced(&mut bench, 45)), (0, 1));
+}
+
+#[test]
 fn a_history_larger_than_the_room_for_it_is_announced_in_parts() {
     let config = Config { announce_max: 4, max_rps: 0, ..Config::default() };
     let mut bench = Bench::new(config, 1);

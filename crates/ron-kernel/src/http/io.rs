@@ -1,20 +1,36 @@
 //! A byte stream of any kind a listener can produce.
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, BytesMut};
 use rustix::fs::sendfile;
 use rustix::net::{SendFlags, send};
 use std::fs::File;
-use std::pin::Pin;
+use std::future::Future as _;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsStream;
+
+/// What is read at once where more keeps coming than is asked for: TLS asks for a quarter of a record.
+const AHEAD: usize = 64 << 10;
 
 /// A connection, and bytes that were read ahead of it.
 #[derive(Debug)]
 pub struct Io {
     stream: Stream,
     ahead: Bytes,
+    reading: Reading,
+}
+
+/// How a connection is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reading {
+    /// Exactly what is asked for.
+    Asked,
+    /// Ahead, as soon as a read is filled.
+    Quiet,
+    /// Ahead: the last read was filled, so that there is more. A connection on which nothing comes has no buffer.
+    Flowing,
 }
 
 #[derive(Debug)]
@@ -32,25 +48,26 @@ impl<S: AsyncRead + AsyncWrite + std::fmt::Debug + Send + Unpin> Duplex for S {}
 
 impl From<Box<dyn Duplex>> for Io {
     fn from(stream: Box<dyn Duplex>) -> Io {
-        Io { stream: Stream::Other(stream), ahead: Bytes::new() }
+        Io { stream: Stream::Other(stream), ahead: Bytes::new(), reading: Reading::Asked }
     }
 }
 
 impl From<TcpStream> for Io {
     fn from(stream: TcpStream) -> Io {
-        Io { stream: Stream::Tcp(stream), ahead: Bytes::new() }
+        Io { stream: Stream::Tcp(stream), ahead: Bytes::new(), reading: Reading::Asked }
     }
 }
 
 impl From<UnixStream> for Io {
     fn from(stream: UnixStream) -> Io {
-        Io { stream: Stream::Unix(stream), ahead: Bytes::new() }
+        Io { stream: Stream::Unix(stream), ahead: Bytes::new(), reading: Reading::Asked }
     }
 }
 
 impl From<TlsStream<Io>> for Io {
-    fn from(stream: TlsStream<Io>) -> Io {
-        Io { stream: Stream::Tls(Box::new(stream)), ahead: Bytes::new() }
+    fn from(mut stream: TlsStream<Io>) -> Io {
+        stream.get_mut().0.reading = Reading::Quiet;
+        Io { stream: Stream::Tls(Box::new(stream)), ahead: Bytes::new(), reading: Reading::Asked }
     }
 }
 
@@ -89,6 +106,18 @@ impl Io {
         self.poll_try_write(cx, |socket| Ok(sendfile(socket, file, Some(&mut offset), length)?))
     }
 
+    /// Reads all that has come, as far as there is room. Once that is no more than was asked for, the next read is a
+    /// plain one again.
+    fn poll_read_ahead(&mut self, cx: &mut Context<'_>, asked: usize) -> Poll<std::io::Result<()>> {
+        let mut room = BytesMut::with_capacity(AHEAD);
+        let polled = pin!(self.stream.read_buf(&mut room)).poll(cx);
+        if room.len() <= asked {
+            self.reading = Reading::Quiet;
+        }
+        self.ahead = room.freeze();
+        polled.map_ok(|_| ())
+    }
+
     fn poll_try_write(
         &mut self,
         cx: &mut Context<'_>,
@@ -114,13 +143,34 @@ impl AsyncRead for Io {
         cx: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
-        if !self.ahead.is_empty() {
-            let take = self.ahead.len().min(out.remaining());
-            out.put_slice(&self.ahead[..take]);
-            self.ahead.advance(take);
+        if self.ahead.is_empty() && self.reading == Reading::Flowing && out.remaining() < AHEAD {
+            ready!(self.poll_read_ahead(cx, out.remaining()))?;
+        } else if self.ahead.is_empty() {
+            let room = out.remaining();
+            ready!(Pin::new(&mut self.stream).poll_read(cx, out))?;
+            if self.reading == Reading::Quiet && room > 0 && out.remaining() == 0 {
+                self.reading = Reading::Flowing;
+            }
             return Poll::Ready(Ok(()));
         }
-        match &mut self.stream {
+        let take = self.ahead.len().min(out.remaining());
+        out.put_slice(&self.ahead[..take]);
+        self.ahead.advance(take);
+        if self.ahead.is_empty() {
+            // What is used up keeps its memory until it is gone.
+            self.ahead = Bytes::new();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        match &mut *self {
             Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, out),
             Stream::Tls(stream) => Pin::new(stream).poll_read(cx, out),
             Stream::Unix(stream) => Pin::new(stream).poll_read(cx, out),
@@ -178,6 +228,70 @@ impl AsyncWrite for Io {
             }
             Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Other(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncWriteExt as _, DuplexStream};
+
+    /// A connection that is read ahead, as below TLS, and its other end.
+    fn ahead() -> (Io, DuplexStream) {
+        let (ours, theirs) = tokio::io::duplex(1 << 20);
+        let stream: Box<dyn Duplex> = Box::new(ours);
+        (Io { reading: Reading::Quiet, ..Io::from(stream) }, theirs)
+    }
+
+    #[tokio::test]
+    async fn what_keeps_coming_is_read_ahead_and_arrives_in_order() {
+        let (mut io, mut theirs) = ahead();
+        let sent: Vec<u8> = (0..300_000u32).map(|number| (number % 251) as u8).collect();
+        theirs.write_all(&sent).await.unwrap();
+        drop(theirs);
+        let (mut came, mut piece, mut most) = (Vec::new(), [0; 4096], 0);
+        loop {
+            let read = io.read(&mut piece).await.unwrap();
+            if read == 0 {
+                break;
+            }
+            came.extend_from_slice(&piece[..read]);
+            most = most.max(io.ahead.len());
+        }
+        assert!(came == sent && most == AHEAD - piece.len(), "{} bytes, at most {most} ahead", came.len());
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_has_gone_quiet_keeps_no_buffer() {
+        let (mut io, mut theirs) = ahead();
+        theirs.write_all(&[7; 10_000]).await.unwrap();
+        let mut piece = [0; 4096];
+        for left in [0, 10_000 - 2 * 4096, 0] {
+            assert!(io.read(&mut piece).await.unwrap() > 0);
+            assert_eq!(io.ahead.len(), left);
+        }
+        assert_eq!(io.reading, Reading::Flowing);
+        // Nothing has come: the next read begins small.
+        assert!(
+            std::future::poll_fn(|cx| Poll::Ready(
+                Pin::new(&mut io).poll_read(cx, &mut ReadBuf::new(&mut piece)).is_pending()
+            ))
+            .await
+        );
+        assert_eq!((io.reading, io.ahead.len()), (Reading::Quiet, 0));
+    }
+
+    #[tokio::test]
+    async fn a_connection_without_tls_is_read_as_asked() {
+        let (ours, mut theirs) = tokio::io::duplex(1 << 20);
+        let stream: Box<dyn Duplex> = Box::new(ours);
+        let mut io = Io::from(stream);
+        theirs.write_all(&[7; 100_000]).await.unwrap();
+        let mut piece = [0; 4096];
+        for _ in 0..4 {
+            assert_eq!(io.read(&mut piece).await.unwrap(), piece.len());
+            assert!(io.ahead.is_empty());
         }
     }
 }

@@ -183,6 +183,10 @@ fn governed(config: &Config, list: &str, index: usize, at: &str, problems: &mut 
             if private {
                 only_file("allow_private");
             }
+            // It would be read with the node's own keys, whatever bucket of theirs it named.
+            if list == "edge.packs" && config.edge.packs[index].is_object() {
+                only_file("path");
+            }
             if !ca.is_empty() {
                 only_file("ca_file");
             }

@@ -594,9 +594,10 @@ impl Following {
         let head = follower.head();
         let rejected =
             sets.rejected.map(|rejected| json!({"version": rejected.version, "problems": rejected.problems}));
+        let note = follower.newest().map(ToString::to_string);
         let size = follower.newest().and_then(|note| Checkpoint::parse(&note.text)).map(|it| it.size);
         json!({
-            "follows": true, "checkpoint": size, "version": head.version, "hash": head.hash.to_string(), "log_key": follower.log().map(ToString::to_string),
+            "follows": true, "checkpoint": size, "note": note, "version": head.version, "hash": head.hash.to_string(), "log_key": follower.log().map(ToString::to_string),
             "in_force": {"version": sets.in_force.version, "items": sets.in_force.len()},
             "rejected": rejected, "trouble": self.layers.notice.trouble(),
             "evidence": self.found.load().as_ref().map(|found| found.json()),

@@ -113,6 +113,11 @@ fn what_the_file_has_too_and_what_is_the_files_alone_is_refused() {
     assert!(read(FILE, &set(7, &[("pack", "x", remote("b3", json!("")))])).1.is_empty());
     check("pack", remote("allow_private", json!(true)), "allow_private: may be set");
     check("pack", remote("ca_file", json!("ca.pem")), "ca_file: may be set");
+    check(
+        "pack",
+        remote("path", json!("s3://tiles/p.pmtiles")),
+        "path: may be set in the node's own file only",
+    );
     let key = "ed25519:6kpsY-KcUgq-9VB7Ey7F-ZVHdq6-vnuSQh7qaRRG0iw";
     check("peer", json!({"address": format!("{key}@unix:/run/x.sock")}), "is a local path");
     check("peer", json!({"address": "x", "more": 1}), "overlay.peers");

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
-use svc_registry::store::{Changes, LogWriter, Store};
+use svc_registry::store::{Changes, Keeping, LogWriter, Store, Whole};
 use svc_registry::tiles;
 
 /// Entries written with one flush.
@@ -205,8 +205,10 @@ impl Importer {
                 self.flush()?;
                 let size = self.tree.size();
                 let state = self.snapshot.as_ref().filter(|(version, _, _)| version + 1 == size);
-                let state = state.map(|(_, note, state)| (note.as_str(), state.as_str()));
-                self.store.note_writer().checkpoint(size, &text()?, state, |_| true)?;
+                let note = state.map_or("", |(_, note, _)| note.as_str());
+                let sign = |_| note.to_owned();
+                let keeping = state.map(|(_, _, state)| Keeping { state: Whole::Text(state), sign: &sign });
+                self.store.note_writer().checkpoint(size, &text()?, keeping, |_| true)?;
             }
         }
         Ok(())
@@ -240,7 +242,8 @@ impl Importer {
                 notes.former_manifest(*min_version, note)?;
             }
             let (_, note, state) = self.began_with.as_ref().context("a pruned log begins with a snapshot")?;
-            notes.manifest(newest.0, &newest.1, (note, state))?;
+            let sign = |_| note.clone();
+            notes.manifest(newest.0, &newest.1, Keeping { state: Whole::Text(state), sign: &sign })?;
             // The genesis of the new store is older than what is kept.
             while notes.prune(BATCH)? > 0 {}
         }

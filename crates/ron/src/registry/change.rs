@@ -244,7 +244,13 @@ pub(crate) fn approve(
 fn seen(registry: &Registry, proposal: &str) -> anyhow::Result<B3> {
     let answer = registry.bytes("GET", &format!("/registry/proposals/{proposal}"), b"")?;
     let document = Json::parse(&answer).context("the node's answer is no JSON")?;
-    let payload = document.member("payload").context("the node does not say what is proposed")?;
+    let state = document.member("state").and_then(Json::text).unwrap_or("unknown");
+    let payload = document.member("payload").with_context(|| match document.member("version") {
+        Some(version) => {
+            format!("it is {state} as version {} and needs no approval any more", version.canonical())
+        }
+        None => format!("it is {state} and cannot be approved; propose it again"),
+    })?;
     let payload = Proposal::from_json(payload).context("what is proposed is no payload")?;
     anyhow::ensure!(
         payload.b3().to_string() == proposal,

@@ -27,6 +27,7 @@ mod operators;
 mod overlay;
 mod pack_grow;
 mod pack_remote;
+mod pack_s3;
 mod packs;
 mod proxy;
 mod reasons;

@@ -15,11 +15,11 @@ use svc_edge::pack::sample::Sample;
 /// A file on a server, as it is now: its bytes and its tag. None: the server fails.
 type Served = Arc<Mutex<Option<(Vec<u8>, String)>>>;
 
-fn sample(seed: u64) -> Sample {
+pub(crate) fn sample(seed: u64) -> Sample {
     Sample { max_zoom: 6, gap_percent: 20, seed, ..Sample::default() }
 }
 
-fn bytes(seed: u64) -> Vec<u8> {
+pub(crate) fn bytes(seed: u64) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     std::fs::read(write(dir.path(), "a.pmtiles", &sample(seed))).unwrap()
 }
@@ -29,7 +29,7 @@ fn version(seed: u64) -> Option<(Vec<u8>, String)> {
 }
 
 /// What a server with ranges and conditions answers.
-fn ranged(head: &str, file: &(Vec<u8>, String)) -> Script {
+pub(crate) fn ranged(head: &str, file: &(Vec<u8>, String)) -> Script {
     let field = |name: &str| {
         let line = head.lines().find(|line| line.to_ascii_lowercase().starts_with(name))?;
         Some(line[name.len()..].trim().to_owned())
@@ -92,27 +92,28 @@ impl Server {
     }
 }
 
-const PATIENT: &str = "[edge.ingress]\nrps_limit = 0\ntimeout = \"60s\"\n[edge.fill]\ndeadline = \"30s\"\n";
+pub(crate) const PATIENT: &str =
+    "[edge.ingress]\nrps_limit = 0\ntimeout = \"60s\"\n[edge.fill]\ndeadline = \"30s\"\n";
 const PRIVATE: &str = "allow_private = true";
 
-fn listed(node: &Node, name: &str) -> Value {
+pub(crate) fn listed(node: &Node, name: &str) -> Value {
     let catalogue = get(&node.address("edge", "http"), "/edge/packs").json();
     let packs = catalogue["packs"].as_array().unwrap();
     packs.iter().find(|pack| pack["name"] == name).cloned().unwrap_or_default()
 }
 
-fn tile(node: &Node, pack: &str, coord: TileCoord) -> Answer {
+pub(crate) fn tile(node: &Node, pack: &str, coord: TileCoord) -> Answer {
     let plain = [("Accept-Encoding", "identity")];
     request(&node.address("edge", "http"), "GET", &format!("/edge/packs/{pack}/{coord}"), &plain, b"")
         .unwrap()
 }
 
-fn is_serving(node: &Node, name: &str) -> bool {
+pub(crate) fn is_serving(node: &Node, name: &str) -> bool {
     listed(node, name)["state"] == "serving"
 }
 
 /// A tile of the deepest zoom whose content is its own, one for each number; none of them lies at the front of the file.
-fn coord(sample: &Sample, number: usize) -> TileCoord {
+pub(crate) fn coord(sample: &Sample, number: usize) -> TileCoord {
     let deepest = || sample.coords().filter(|coord| coord.z() == sample.max_zoom);
     let mut known: HashMap<Vec<u8>, usize> = HashMap::new();
     for tile in deepest().filter_map(|coord| sample.tile(coord)) {
@@ -307,7 +308,7 @@ fn the_rules_for_origins_hold_for_packs_too() {
     let node = start(tempfile::tempdir().unwrap(), &config("mode = \"offline\"", &offline));
     assert!(listed(&node, "far")["refused"].as_str().unwrap().contains("offline"));
     check("path = \"http://a/b\"", "not supported");
-    check("path = \"s3://bucket/a.pmtiles\"", "https://HOST/PATH");
+    check("path = \"gs://bucket/a.pmtiles\"", "s3://BUCKET/KEY");
     check("path = \"https://user@a/b\"", "user");
     check("path = \"a.pmtiles\"\nallow_private = true", "is a file");
     check(&format!("path = \"https://a/b\"\nb3 = \"b3:{}\"", "0".repeat(64)), "is for a file");
@@ -315,7 +316,7 @@ fn the_rules_for_origins_hold_for_packs_too() {
 }
 
 /// A pack that the check of the configuration refuses.
-fn check(keys: &str, why: &str) {
+pub(crate) fn check(keys: &str, why: &str) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(
         dir.path().join("ron.toml"),

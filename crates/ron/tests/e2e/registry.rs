@@ -301,6 +301,7 @@ fn a_refusal_says_what_to_do() {
     check(&["commit", &id], 1, "409 chain_mismatch");
     assert_eq!(check(&["withdraw", &id], 0, ""), "withdrawn");
     check(&["commit", &id], 1, "it was withdrawn");
+    check(&["approve", &id, "--key", "a", "--signer", "a"], 1, "withdrawn and cannot be approved");
     let undo = check(&["supersede"], 0, "-   \"path\": \"/a\"");
     for signer in ["a", "b"] {
         check(
@@ -310,6 +311,11 @@ fn a_refusal_says_what_to_do() {
         );
     }
     check(&["commit", &undo], 0, "");
+    check(
+        &["approve", &undo, "--key", "a", "--signer", "a"],
+        1,
+        "committed as version 2 and needs no approval",
+    );
     check(&["items", "route", "r"], 1, "404 not_found");
     check(&["export", "route.json"], 64, "say --force to overwrite it");
     check(&["export", "route.json", "--force"], 0, "");
@@ -464,16 +470,19 @@ fn whatever_is_damaged_in_a_store_is_told_and_looking_changes_nothing() {
     );
     again.eventually("it serves", |node| node.admin_get("/readyz").status == 200);
     assert_eq!(again.stop(), 0);
-    let whole = std::fs::read(&file).unwrap();
-    for (from, to, says) in [
-        ("ron.registry.snapshot/1", "ron.registry.snapshot/7", "a signed note"),
-        ("ron.registry.state/1", "ron.registry.state/7", "the snapshot's state"),
-        ("it waits", "it waitz", "the pending proposal b3:"),
+    for (of, from, to, says) in [
+        ("registry.redb", "ron.registry.snapshot/1", "ron.registry.snapshot/7", "a signed note"),
+        ("states/1", "ron.registry.state/1", "ron.registry.state/7", "the snapshot's state"),
+        ("registry.redb", "it waits", "it waitz", "the pending proposal b3:"),
     ] {
-        std::fs::write(&file, replaced(&whole, from, to)).unwrap();
+        let of = dir.join("registry").join(of);
+        let whole = std::fs::read(&of).unwrap();
+        std::fs::write(&of, replaced(&whole, from, to)).unwrap();
         let (code, out, error) = verify();
         assert!(code == 1 && out.contains(says), "{from}: {out} {error}");
+        std::fs::write(&of, whole).unwrap();
     }
+    let whole = std::fs::read(&file).unwrap();
     let mut damaged = None;
     let pages: Vec<usize> = (0..whole.len()).step_by(4096).filter(|at| whole[*at] != 0).collect();
     for at in pages.iter().copied().step_by(pages.len().div_ceil(24)) {

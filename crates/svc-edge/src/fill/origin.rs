@@ -2,7 +2,7 @@
 
 use super::{Counters, Failure};
 use crate::cache::{Exchange, Heuristic, Policy, UnixMillis};
-use crate::config::{EdgeSettings, PackSettings, RetrySettings, client_tls};
+use crate::config::{EdgeSettings, PackSettings, RetrySettings, S3Settings, client_tls};
 use crate::egress::{Authority, OriginUrl, is_public, normal_host};
 use crate::semantics::encode_path;
 use crate::serve::{COUNTERS, unix_millis};
@@ -230,6 +230,30 @@ impl Origin {
             rps: 0,
             policy: Policy::default(),
         };
+        Origin::alone(service, rules, base)
+    }
+
+    /// The object store, asked at this URL alone.
+    pub(crate) fn of_store(
+        service: &Service,
+        url: &str,
+        store: &S3Settings,
+        base: &Path,
+    ) -> Result<Option<Origin>, TlsError> {
+        let rules = Rules {
+            url,
+            allow_http: store.allow_http,
+            allow_private: store.allow_private,
+            ca_file: &store.ca_file,
+            max_inflight: PACK_INFLIGHT,
+            rps: 0,
+            policy: Policy::default(),
+        };
+        Origin::alone(service, rules, base)
+    }
+
+    /// One that is in no list, and put to use at once.
+    fn alone(service: &Service, rules: Rules<'_>, base: &Path) -> Result<Option<Origin>, TlsError> {
         let origin = Origin::new(service, rules, base, None)?;
         if let Some(origin) = &origin {
             origin.remote.set_tls(origin.tls.clone());

@@ -1,4 +1,4 @@
-//! A pack on another server, read by ranges over HTTPS under the rules that hold for origins.
+//! A pack on another server or in an object store, read by ranges over HTTPS under the rules that hold for origins.
 //!
 //! What was mounted is one version of the file, by its entity tag: every read asks for that version, and bytes of
 //! another are never taken. Those who want the same bytes at the same time share one request.
@@ -8,6 +8,8 @@ use crate::config::RetrySettings;
 use crate::egress::OriginUrl;
 use crate::fill::{Ask, Asked, Counters, Failure, Origin, Patience};
 use crate::pack::ReadAt;
+use crate::s3::{self, Store};
+use crate::serve::unix_millis;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, ETAG, HeaderValue, IF_MATCH, RANGE};
@@ -31,6 +33,8 @@ pub(crate) static READS: LockSpec = LockSpec {
 
 /// Reads of one pack that wait for its server at a time; each holds a thread.
 const READS_MAX: usize = 64;
+/// What is read of an object store's refusal, to say what it is about.
+const REFUSAL_MAX: usize = 16 << 10;
 /// The longest entity tag that is sent back.
 const TAG_MAX: usize = 1024;
 
@@ -43,6 +47,8 @@ pub(crate) fn is_remote(path: &str) -> bool {
 #[derive(Clone, Debug)]
 pub(crate) struct Manner {
     pub(crate) origin: Arc<Origin>,
+    /// The object store that it is, and with whose keys requests are signed.
+    pub(crate) store: Option<Arc<Store>>,
     pub(crate) retry: RetrySettings,
     /// For one read as a whole.
     pub(crate) deadline: Duration,
@@ -77,7 +83,9 @@ pub(crate) enum Fault {
     Server(String),
     #[error("the server did not answer in time")]
     Late,
-    #[error("its address is not one that may be asked: allow_private allows those of private networks")]
+    #[error(
+        "its address is not one that may be asked: allow_private, of the pack or of [edge.s3], allows those of private networks"
+    )]
     NotAllowed,
 }
 
@@ -151,16 +159,28 @@ impl Manner {
         let mut headers = HeaderMap::new();
         let value = |text: String| HeaderValue::try_from(text).map_err(|bad| Fault::Server(bad.to_string()));
         headers.insert(RANGE, value(format!("bytes={at}-{last}"))?);
-        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         if let Some(tag) = tag {
             headers.insert(IF_MATCH, tag.clone());
         }
         let OriginUrl { path, .. } = &self.origin.url;
-        let ask = Ask::get(&self.origin, path.clone(), headers);
+        let mut ask = Ask::get(&self.origin, path.clone(), headers);
+        if let Some(store) = &self.store {
+            let now = Duration::from_millis(unix_millis());
+            let signed = store.sign(&ask.method, &ask.host, &ask.target, &mut ask.headers, now);
+            signed.map_err(|bad| Fault::Server(format!("the object store's keys cannot be sent: {bad}")))?;
+        }
+        // Not signed: there are stores whose own front changes it on the way.
+        ask.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let until = Instant::now() + self.deadline;
         let patience = Patience { until, stall: self.stall, retry: &self.retry, statuses: true };
         let Asked { answer, permit, .. } = self.origin.ask(&ask, &patience, &self.counters).await?;
-        let part = Part::of(answer.status.as_u16(), &answer.fields.into_map())?;
+        let status = answer.status.as_u16();
+        if self.store.is_some() && !matches!(status, 200 | 206 | 412 | 416) {
+            let refused = tokio::time::timeout_at(until.into(), said(answer.payload)).await;
+            let said = refused.unwrap_or_default();
+            return Err(Fault::Server(s3::refusal(status, &said)));
+        }
+        let part = Part::of(status, &answer.fields.into_map())?;
         // A server that knows no If-Match sends what it has, and says what that is.
         if tag.is_some_and(|tag| *tag != part.tag) {
             return Err(Fault::Changed);
@@ -176,6 +196,15 @@ impl Manner {
         })?;
         drop(permit);
         Ok((part, body?))
+    }
+}
+
+/// What an object store says with its refusal, if that is short; without it there is still the status.
+async fn said(payload: Payload) -> Bytes {
+    match payload {
+        Payload::Whole(bytes) => bytes,
+        Payload::Stream(stream) => Body::stream(stream).collect(REFUSAL_MAX).await.unwrap_or_default(),
+        Payload::Upgraded(_) => Bytes::new(),
     }
 }
 
@@ -223,6 +252,11 @@ impl RemoteFile {
     /// A place among those who read; none if too many do.
     pub(crate) fn place(&self) -> Option<Permit> {
         self.places.try_take()
+    }
+
+    /// Whether it is read from the same place in the same way.
+    pub(crate) fn is_asked_like(&self, manner: &Manner) -> bool {
+        self.manner.origin.url == manner.origin.url && self.manner.store == manner.store
     }
 
     /// Whether the server has another version by now; `false` if it does not say. Blocks.

@@ -23,7 +23,7 @@ fn api(registry: &Fixture) -> Api {
         let inventory = registry.shared.service.inventory();
         channel::queue::<Job>(inventory, &QUEUE, Limits::items(1), Policy::RejectNew).0
     };
-    Api::new(&registry.shared, queue(), queue(), Verifier::new(&[]))
+    Api::new(&registry.shared, queue(), queue(), Ahead::new(&registry.shared).unwrap(), Verifier::new(&[]))
 }
 
 async fn get(api: &Api, path: &str) -> Response<Body> {

@@ -3,6 +3,7 @@
 use super::answer::{self, malformed};
 use super::routes::COMMIT;
 use super::{Api, Asked};
+use crate::checks::Given;
 use crate::claim::Claim;
 use crate::job::{Ask, Done, Job, Refusal};
 use crate::shared::head_json;
@@ -20,6 +21,7 @@ use ron_log::json::Json;
 use ron_log::{Approval, B3, Proposal};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
@@ -52,6 +54,7 @@ impl Api {
         let is_cbor = is_cbor(asked.headers())?;
         let (proposal, approvals) = heavy(body.len(), move || parse_proposal(&body, is_cbor)).await?;
         let id = proposal.b3();
+        let approvals = Given::new(&proposal, approvals);
         let ask = Ask::Propose { proposal: Arc::new(proposal), approvals, commit };
         match self.submit(&self.proposals, ask, &asked, "propose").await? {
             Done::Committed(info) => self.committed(&mut asked, info, level).await,
@@ -140,12 +143,19 @@ impl Api {
     ) -> Result<Done, Rejection> {
         let commits = ask.commits();
         let bytes = if let Ask::Propose { proposal, .. } = &ask { proposal.bytes().len() } else { 0 };
+        // Whoever would wait idly for the batch before this one is checked meanwhile.
+        let ahead = match &ask {
+            Ask::Propose { approvals, .. } if self.shared.writing.load(Ordering::Relaxed) => {
+                Some(approvals.clone())
+            }
+            _ => None,
+        };
         let (reply, mut answer) = oneshot::channel();
         let claim = Arc::new(Claim::default());
         let deadline = asked.budget.until;
         let job = Job { ask, asked: Instant::now(), deadline, claim: claim.clone(), reply };
         match queue.try_send_sized(job, bytes) {
-            Ok(_displaced) => {}
+            Ok(_displaced) => ahead.iter().for_each(|given| self.ahead.check(given)),
             Err(PushError::Busy(_)) => {
                 let queue = if endpoint == "approve" { "approvals" } else { "proposals" };
                 self.busy.with(["registry", endpoint, queue]).inc();

@@ -1,6 +1,7 @@
 //! What the Committer does with a batch.
 
 use super::*;
+use crate::checks::Given;
 use crate::config::RegistrySettings;
 use crate::fixture::{Fixture, approval, change, job, put, roots, signer};
 use ron_log::Op;
@@ -15,7 +16,7 @@ fn reason(reply: Reply) -> Reason {
 }
 
 fn propose(proposal: &Arc<Proposal>) -> Ask {
-    Ask::Propose { proposal: proposal.clone(), approvals: Vec::new(), commit: false }
+    Ask::Propose { proposal: proposal.clone(), approvals: Given::new(proposal, Vec::new()), commit: false }
 }
 
 #[test]
@@ -41,9 +42,10 @@ fn a_change_is_proposed_approved_and_committed_once() {
     assert!(matches!(registry.ask(last), Ok(Done::Approved { have: 2, met: true, committed: None, .. })));
     let Ok(Done::Committed(done)) = registry.ask(Ask::Commit { id }) else { panic!("committed") };
     assert_eq!((done.version, done.payload_b3), (1, id));
-    for ask in
-        [Ask::Commit { id }, Ask::Propose { proposal: proposal.clone(), approvals: vec![], commit: true }]
-    {
+    for ask in [
+        Ask::Commit { id },
+        Ask::Propose { proposal: proposal.clone(), approvals: Given::new(&proposal, vec![]), commit: true },
+    ] {
         assert_eq!(registry.ask(ask), Ok(Done::Committed(done)), "its own version, also when repeated");
     }
     assert_eq!(registry.shared.head(), done);
@@ -60,7 +62,7 @@ fn of_two_that_touch_the_same_the_second_is_too_late_also_within_a_batch() {
     let (a, b, c) = (put(0, "a", 1), put(0, "a", 2), put(0, "b", 3));
     let whole = |proposal: &Arc<Proposal>| Ask::Propose {
         proposal: proposal.clone(),
-        approvals: vec![approval(1, proposal.b3()), approval(2, proposal.b3())],
+        approvals: Given::new(proposal, vec![approval(1, proposal.b3()), approval(2, proposal.b3())]),
         commit: true,
     };
     let replies = registry.batch(vec![whole(&a), whole(&b), whole(&c), whole(&a)]);

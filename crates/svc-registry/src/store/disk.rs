@@ -4,6 +4,7 @@
 //! is still good. It is noted here instead, and the store writes nothing any more until the process restarts.
 
 use super::StoreError;
+use super::states::States;
 use redb::StorageBackend;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -21,6 +22,7 @@ pub struct Disk {
     medium: Arc<dyn StorageBackend>,
     /// Where batches are flushed first; none where nothing is.
     journal: Option<Arc<dyn StorageBackend>>,
+    pub(super) states: Arc<States>,
     /// Where free room is asked for; memory has none to ask.
     path: Option<Arc<Path>>,
     health: Arc<Health>,
@@ -49,7 +51,8 @@ impl Disk {
             File::open(&folder)?.sync_all()?;
         }
         let journal = if fsync { journal(&path.with_extension("journal"), &folder)? } else { None };
-        Ok(Disk { path: Some(folder.into()), journal, fsync, ..Disk::over(FileMedium::new(file)?) })
+        let states = Arc::new(States::beside(path, fsync));
+        Ok(Disk { path: Some(folder.into()), journal, states, fsync, ..Disk::over(FileMedium::new(file)?) })
     }
 
     /// A file that is looked at and not changed: what redb writes in order to read it, as after a crash, stays in
@@ -64,7 +67,8 @@ impl Disk {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             journal => Some(Arc::new(Overlay::new(journal?)?) as Arc<dyn StorageBackend>),
         };
-        Ok(Disk { journal, ..Disk::over(Overlay::new(file)?) })
+        let states = Arc::new(States::beside(path, false));
+        Ok(Disk { journal, states, ..Disk::over(Overlay::new(file)?) })
     }
 
     pub(super) fn memory() -> Disk {
@@ -73,7 +77,15 @@ impl Disk {
 
     /// Any medium; tests give one that fails on request.
     pub(crate) fn over(medium: impl StorageBackend) -> Disk {
-        Disk { medium: Arc::new(medium), journal: None, path: None, health: Arc::default(), fsync: true }
+        let states = Arc::new(States::in_memory());
+        Disk {
+            medium: Arc::new(medium),
+            journal: None,
+            states,
+            path: None,
+            health: Arc::default(),
+            fsync: true,
+        }
     }
 
     /// The same with a journal, which is as long as one has to be.
@@ -88,13 +100,8 @@ impl Disk {
 
     /// What became of a batch's write to the journal. No room is the only error after which one can go on: it is taken
     /// back with the database's own change when that is opened anew.
-    pub(super) fn journaled(
-        &self,
-        written: std::io::Result<()>,
-        flush: impl FnOnce() -> std::io::Result<()>,
-    ) -> Result<(), StoreError> {
-        let done = self.note(written).and_then(|()| flush());
-        done.map_err(|error| {
+    pub(super) fn journaled(&self, written: std::io::Result<()>) -> Result<(), StoreError> {
+        self.note(written).map_err(|error| {
             if !self.is_full() {
                 tracing::error!(%error, "the registry's journal could not be written: nothing is written any more");
                 self.health.flush_failed.store(true, Ordering::Release);
@@ -130,7 +137,7 @@ impl Disk {
         rustix::fs::statvfs(&**path).is_ok_and(|fs| fs.f_bavail.saturating_mul(fs.f_frsize) >= bytes)
     }
 
-    fn note<T>(&self, outcome: std::io::Result<T>) -> std::io::Result<T> {
+    pub(super) fn note<T>(&self, outcome: std::io::Result<T>) -> std::io::Result<T> {
         if let Err(error) = &outcome
             && matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
         {

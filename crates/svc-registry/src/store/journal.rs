@@ -7,10 +7,12 @@
 
 use super::write::Changes;
 use super::{Gone, StoreError, head_bytes, head_of};
+use crate::hand::Hand;
 use redb::StorageBackend;
 use ron_log::{Approval, B3, Entry, Head, Proposal};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 
 /// Bytes of a journal, all of them there from the beginning.
 pub(super) const SIZE: u64 = 8 << 20;
@@ -28,6 +30,7 @@ pub(super) struct Journal {
     /// The number of the next batch.
     next: u64,
     at: u64,
+    hand: Hand,
 }
 
 impl Journal {
@@ -38,7 +41,8 @@ impl Journal {
         last: u64,
         mut act: impl FnMut(u64, Head, &Changes) -> Result<(), StoreError>,
     ) -> Result<Journal, StoreError> {
-        let mut journal = Journal { medium, store, next: last + 1, at: 0 };
+        let hand = Hand::new("journal").map_err(StoreError::of_io)?;
+        let mut journal = Journal { medium, store, next: last + 1, at: 0, hand };
         let mut found = 0;
         while let Some((number, body, len)) = journal.record(journal.at)? {
             if number > last + 1 && found == 0 {
@@ -105,9 +109,9 @@ impl Journal {
         (self.at + pages(body.len() as u64) <= SIZE).then_some(self.next)
     }
 
-    /// Writes a batch; it is durable once the medium was flushed. The page with the header comes last, so that a write that
-    /// found no room leaves no record.
-    pub(super) fn append(&mut self, body: &[u8]) -> std::io::Result<()> {
+    /// Begins to write a batch and to flush it, on another thread. The page with the header comes last, so that a write
+    /// that found no room leaves no record.
+    pub(super) fn begin(&self, body: &[u8]) -> Receiver<std::io::Result<()>> {
         let len = pages(body.len() as u64);
         let mut record = Vec::with_capacity(len as usize);
         record.extend(MAGIC);
@@ -116,17 +120,26 @@ impl Journal {
         record.extend(self.hash(self.next, body).0);
         record.extend(body);
         record.resize(len as usize, 0);
-        let (first, rest) = record.split_at(PAGE);
-        if !rest.is_empty() {
-            self.medium.write(self.at + PAGE as u64, rest)?;
-        }
-        self.medium.write(self.at, first)?;
-        self.at += len;
-        self.next += 1;
-        Ok(())
+        let (medium, at) = (self.medium.clone(), self.at);
+        self.hand.begin(move || {
+            let (first, rest) = record.split_at(PAGE);
+            if !rest.is_empty() {
+                medium.write(at + PAGE as u64, rest)?;
+            }
+            medium.write(at, first)?;
+            medium.sync_data()
+        })
     }
 
-    pub(super) fn flush(&self) -> std::io::Result<()> {
+    /// The batch that was begun last is durable, in the database too as far as one sees.
+    pub(super) fn done(&mut self, body: &[u8]) {
+        self.at += pages(body.len() as u64);
+        self.next += 1;
+    }
+
+    /// Takes back the batch that was begun last, whether it was written or not: a start shall not find it.
+    pub(super) fn take_back(&self) -> std::io::Result<()> {
+        self.medium.write(self.at, &[0; PAGE])?;
         self.medium.sync_data()
     }
 

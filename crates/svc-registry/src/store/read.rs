@@ -1,7 +1,8 @@
 //! Reading the store: everything as it was at one moment.
 
+use super::states::States;
 use super::{
-    APPROVALS, CHECKPOINTS, COMMITTED, ENTRIES, GONE, HEAD, JOURNALED, KEPT_BYTES, MANIFESTS, META,
+    APPROVALS, CHECKPOINTS, COMMITTED, Disk, ENTRIES, GONE, HEAD, JOURNALED, KEPT_BYTES, MANIFESTS, META,
     MIN_VERSION, PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, StoreError, TILES, head_of,
 };
 use redb::{ReadTransaction, ReadableTable as _, ReadableTableMetadata as _, TableDefinition};
@@ -13,6 +14,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Reader {
     transaction: Arc<ReadTransaction>,
+    states: Arc<States>,
 }
 
 /// A pending proposal as it is kept.
@@ -39,8 +41,8 @@ type KeptState = (u64, Vec<u8>, Vec<u8>);
 type Pairs = Vec<(u64, Vec<u8>, Vec<u8>)>;
 
 impl Reader {
-    pub(super) fn new(transaction: Arc<ReadTransaction>) -> Reader {
-        Reader { transaction }
+    pub(super) fn new(transaction: Arc<ReadTransaction>, disk: &Disk) -> Reader {
+        Reader { transaction, states: disk.states.clone() }
     }
 
     fn table<K: redb::Key + 'static, V: redb::Value + 'static>(
@@ -259,20 +261,27 @@ impl Reader {
         rows.map(row).collect()
     }
 
-    /// The newest snapshot of a version up to this one: version, note, state.
+    /// The newest snapshot of a version up to this one: version, note, state. A state that is gone is empty, and so none
+    /// that its note vouches for.
     pub fn snapshot(&self, up_to: u64) -> Result<Option<KeptState>, StoreError> {
-        let table = self.table(SNAPSHOTS)?;
-        let last = table.range(..=up_to).map_err(StoreError::of)?.next_back().transpose();
-        Ok(last.map_err(StoreError::of)?.map(|(version, value)| {
-            let (note, state) = value.value();
-            (version.value(), note.to_vec(), state.to_vec())
-        }))
+        let Some((version, note)) = self.snapshot_note(up_to)? else { return Ok(None) };
+        let state = self.states.get(version).map_err(StoreError::of_io)?;
+        Ok(Some((version, note, state.unwrap_or_default())))
     }
 
-    /// The version of the newest snapshot.
-    pub fn snapshot_version(&self) -> Result<Option<u64>, StoreError> {
-        let last = self.table(SNAPSHOTS)?.last().map_err(StoreError::of)?.map(|(version, _)| version.value());
-        Ok(last)
+    /// Version and note of the newest snapshot of a version up to this one.
+    pub fn snapshot_note(&self, up_to: u64) -> Result<Option<(u64, Vec<u8>)>, StoreError> {
+        let table = self.table(SNAPSHOTS)?;
+        let last = table.range(..=up_to).map_err(StoreError::of)?.next_back().transpose();
+        let last = last.map_err(StoreError::of)?;
+        Ok(last.map(|(version, note)| (version.value(), note.value().to_vec())))
+    }
+
+    /// The versions of all snapshots.
+    pub(super) fn snapshot_versions(&self) -> Result<Vec<u64>, StoreError> {
+        let table = self.table(SNAPSHOTS)?;
+        let rows = table.iter().map_err(StoreError::of)?;
+        rows.map(|row| Ok(row.map_err(StoreError::of)?.0.value())).collect()
     }
 
     /// Every prune manifest, oldest first.

@@ -21,6 +21,8 @@ struct Media {
     /// Writes since the last flush: where, what was there, what is.
     unflushed: Vec<(usize, Vec<u8>, Vec<u8>)>,
     flush_fails: bool,
+    /// How many flushes are left until they fail.
+    flushes_left: Option<u64>,
     full: bool,
     panics: bool,
     flushes: u64,
@@ -83,7 +85,9 @@ impl StorageBackend for Faulty {
 
     fn sync_data(&self) -> std::io::Result<()> {
         let mut media = self.0.lock().unwrap();
-        if media.flush_fails {
+        let left = media.flushes_left.map(|left| left.checked_sub(1));
+        media.flushes_left = left.map(Option::unwrap_or_default);
+        if media.flush_fails || left == Some(None) {
             return Err(Error::other("the drive does not answer"));
         }
         media.unflushed.clear();
@@ -320,6 +324,11 @@ fn a_changed_byte_of_the_tail_is_found_at_the_start() {
     }
 }
 
+/// A state that is none, as far as these tests care.
+fn keeping() -> Keeping<'static> {
+    Keeping { state: Whole::Text("{}"), sign: &|_| "note".to_owned() }
+}
+
 #[test]
 fn old_checkpoints_are_thinned_and_what_a_manifest_names_stays() {
     let store = Store::in_memory(&roots()).unwrap();
@@ -333,9 +342,9 @@ fn old_checkpoints_are_thinned_and_what_a_manifest_names_stays() {
         pruned_at: 1,
     };
     let named = named.sign(&key(9)).to_string();
-    writer.manifest(1, &named, ("note", "{}")).unwrap();
+    writer.manifest(1, &named, keeping()).unwrap();
     for size in 1..=1300 {
-        writer.checkpoint(size, "note", Some(("note", "{}")), |_| false).unwrap();
+        writer.checkpoint(size, "note", Some(keeping()), |_| false).unwrap();
     }
     let kept = store.reader().unwrap().checkpoints(0..=u64::MAX).unwrap();
     let kept: Vec<u64> = kept.into_iter().map(|(size, _)| size).collect();
@@ -347,14 +356,69 @@ fn old_checkpoints_are_thinned_and_what_a_manifest_names_stays() {
 fn the_state_a_pruned_log_begins_with_outlives_every_checkpoint() {
     let store = Store::in_memory(&roots()).unwrap();
     let writer = store.note_writer();
-    writer.checkpoint(10, "note", Some(("note", "{}")), |_| false).unwrap();
+    writer.checkpoint(10, "note", Some(keeping()), |_| false).unwrap();
     // Decided on before the pruning, and written after it: it knows of the last snapshot alone.
-    writer.manifest(5, "manifest", ("base", "{}")).unwrap();
-    writer.checkpoint(20, "note", Some(("note", "{}")), |version| version == 9).unwrap();
-    writer.checkpoint(30, "note", Some(("note", "{}")), |version| version == 19).unwrap();
+    writer.manifest(5, "manifest", keeping()).unwrap();
+    writer.checkpoint(20, "note", Some(keeping()), |version| version == 9).unwrap();
+    writer.checkpoint(30, "note", Some(keeping()), |version| version == 19).unwrap();
     let reader = store.reader().unwrap();
     let kept = |up_to| reader.snapshot(up_to).unwrap().map(|(version, _, _)| version);
     assert_eq!([kept(u64::MAX), kept(28), kept(18), kept(3)], [Some(29), Some(19), Some(4), None]);
+}
+
+#[test]
+fn a_states_file_is_checked_by_its_note_and_goes_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), &roots(), true).unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    let mut keep = |grow: u64| {
+        for _ in 0..grow {
+            let head = log.state.head();
+            writer.write(head, &log.next()).unwrap();
+        }
+        let head = log.state.head();
+        let sign = |state_b3| {
+            let snapshot =
+                ron_log::Snapshot { log: roots().log, version: head.version, hash: head.hash, state_b3 };
+            snapshot.sign(&key(9)).to_string()
+        };
+        let keeping = Keeping { state: Whole::State(&log.state), sign: &sign };
+        let before = store.reader().unwrap().snapshot_note(u64::MAX).unwrap().map(|(version, _)| version);
+        store
+            .note_writer()
+            .checkpoint(head.version + 1, "note", Some(keeping), |v| Some(v) == before)
+            .unwrap();
+    };
+    let states = dir.path().join("states");
+    let files = || {
+        let names = std::fs::read_dir(&states).unwrap().map(|file| file.unwrap().file_name());
+        let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    keep(2);
+    keep(2);
+    // What a crash left: a file that was not finished, and one whose note was never stored.
+    std::fs::write(states.join("6.new"), "half").unwrap();
+    std::fs::write(states.join("5"), "{}").unwrap();
+    keep(2);
+    assert_eq!(files(), ["2", "4", "6"], "the one that lost its note just now stays for who reads it");
+    keep(2);
+    assert_eq!(files(), ["4", "6", "8"]);
+    let begins = |version: u64| {
+        let reader = store.reader().unwrap();
+        Replay::before(&reader, version, &roots(), &log_key()).map(|replay| replay.head().version)
+    };
+    assert_eq!(begins(9).unwrap(), 8);
+    let mut whole = std::fs::read(states.join("8")).unwrap();
+    whole[40] ^= 1;
+    std::fs::write(states.join("8"), whole).unwrap();
+    assert_eq!(begins(9).unwrap(), 6, "one that was changed is left out");
+    std::fs::write(states.join("6"), "").unwrap();
+    assert_eq!(begins(9).unwrap(), 0, "and one that is cut short");
+    std::fs::remove_file(states.join("6")).unwrap();
+    assert_eq!(begins(9).unwrap(), 0, "and one that is gone");
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Writing the store: a batch is one transaction and one flush.
 
 use super::{
-    APPROVALS, CHECKPOINTS, COMMITTED, ENTRIES, GONE, Gone, HEAD, JOURNALED, KEPT_BYTES, MANIFESTS, META,
-    MIN_VERSION, PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, Store, StoreError, TILES, changes_signers,
+    APPROVALS, CHECKPOINTS, COMMITTED, ENTRIES, GONE, Gone, HEAD, JOURNALED, KEPT_BYTES, Keeping, MANIFESTS,
+    META, MIN_VERSION, PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, Store, StoreError, TILES, changes_signers,
     head_bytes, head_of, journal,
 };
 use redb::{Database, Durability, ReadableTable as _, Table, WriteTransaction};
@@ -69,8 +69,8 @@ impl LogWriter {
 
     /// Writes a batch if HEAD is what the writer believes; when this returns, it is durable.
     pub fn write(&mut self, expected: Head, changes: &Changes) -> Result<(), StoreError> {
-        let batch = journal::encode(expected, changes);
-        self.store.transact(changes.bytes(), Durability::Immediate, Some(&batch), |transaction| {
+        let batch = self.store.inner.disk.journal().map(|_| journal::encode(expected, changes));
+        self.store.transact(changes.bytes(), Durability::Immediate, batch.as_deref(), |transaction| {
             apply(transaction, expected, changes)
         })
     }
@@ -245,42 +245,69 @@ impl NoteWriter {
         NoteWriter { store: store.clone() }
     }
 
-    /// A checkpoint, and with a new one the state it was made with. Of the older states those that `keep` names stay,
-    /// and the one that a pruned log begins with.
+    /// A checkpoint, and with a new one the state it was made with, whose bytes are told. Of the older states those that
+    /// `keep` names stay, and the one that a pruned log begins with.
     pub fn checkpoint(
         &self,
         size: u64,
         note: &str,
-        snapshot: Option<(&str, &str)>,
+        keeping: Option<Keeping<'_>>,
         keep: impl Fn(u64) -> bool,
-    ) -> Result<(), StoreError> {
-        let bytes = note.len() + snapshot.map_or(0, |(note, state)| note.len() + state.len());
-        self.store.transact(bytes as u64, Durability::Immediate, None, |transaction| {
+    ) -> Result<u64, StoreError> {
+        let version = size.saturating_sub(1);
+        self.with_state(version, note.len(), keeping, |transaction, signed| {
             let mut checkpoints = transaction.open_table(CHECKPOINTS).map_err(StoreError::of)?;
             checkpoints.insert(size, note.as_bytes()).map_err(StoreError::of)?;
-            let Some((note, state)) = snapshot else { return Ok(()) };
+            let Some(signed) = signed else { return Ok(()) };
             thin(transaction, &mut checkpoints)?;
             // Read here and not before: a pruning may have come in between.
             let base = number(transaction, MIN_VERSION)?.checked_sub(1);
             let mut snapshots = transaction.open_table(SNAPSHOTS).map_err(StoreError::of)?;
             snapshots.retain(|version, _| keep(version) || Some(version) == base).map_err(StoreError::of)?;
-            let row = (note.as_bytes(), state.as_bytes());
-            snapshots.insert(size.saturating_sub(1), row).map_err(StoreError::of)?;
+            snapshots.insert(version, signed.as_bytes()).map_err(StoreError::of)?;
             Ok(())
         })
     }
 
     /// Says what will be pruned, before it is: the manifest, and the state before the first version kept.
-    pub fn manifest(&self, min_version: u64, note: &str, snapshot: (&str, &str)) -> Result<(), StoreError> {
-        let bytes = (note.len() + snapshot.0.len() + snapshot.1.len()) as u64;
-        self.store.transact(bytes, Durability::Immediate, None, |transaction| {
+    pub fn manifest(&self, min_version: u64, note: &str, keeping: Keeping<'_>) -> Result<(), StoreError> {
+        let version = min_version.saturating_sub(1);
+        self.with_state(version, note.len(), Some(keeping), |transaction, signed| {
             let mut manifests = transaction.open_table(MANIFESTS).map_err(StoreError::of)?;
             manifests.insert(min_version, note.as_bytes()).map_err(StoreError::of)?;
             let mut snapshots = transaction.open_table(SNAPSHOTS).map_err(StoreError::of)?;
-            let row = (snapshot.0.as_bytes(), snapshot.1.as_bytes());
-            snapshots.insert(min_version.saturating_sub(1), row).map_err(StoreError::of)?;
+            let signed = signed.unwrap_or_default();
+            snapshots.insert(version, signed.as_bytes()).map_err(StoreError::of)?;
             change_number(transaction, MIN_VERSION, |_| min_version)
-        })
+        })?;
+        Ok(())
+    }
+
+    /// Keeps a state, if there is one, then does what is to be done with the note that signs it. Batches wait for the
+    /// latter alone.
+    fn with_state(
+        &self,
+        version: u64,
+        bytes: usize,
+        keeping: Option<Keeping<'_>>,
+        act: impl Fn(&WriteTransaction, Option<&str>) -> Result<(), StoreError>,
+    ) -> Result<u64, StoreError> {
+        let disk = &self.store.inner.disk;
+        let _alone = disk.states.alone();
+        let (mut signed, mut state_bytes) = (None, 0);
+        if let Some(Keeping { state, sign }) = keeping {
+            self.store.room_for(bytes as u64)?;
+            let failed = |error| if disk.is_full() { StoreError::Full } else { StoreError::of_io(error) };
+            // Those whose note went with the last one: whoever was reading then has done so.
+            let noted = self.store.reader()?.snapshot_versions()?;
+            disk.states.retain(&noted).map_err(failed)?;
+            let (hash, bytes) = disk.note(disk.states.put(version, state)).map_err(failed)?;
+            (signed, state_bytes) = (Some(sign(hash)), bytes);
+        }
+        self.store.transact(bytes as u64, Durability::Immediate, None, |transaction| {
+            act(transaction, signed.as_deref())
+        })?;
+        Ok(state_bytes)
     }
 
     /// A manifest of a pruning that a later one goes beyond, as a restored log has it.

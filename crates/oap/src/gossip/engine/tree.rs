@@ -6,7 +6,7 @@ use crate::gossip::PeerId;
 use crate::gossip::fair::Lane;
 use crate::gossip::history::Kept;
 use crate::gossip::ledger::{Cause, Queue};
-use crate::gossip::message::{MessageId, Topic};
+use crate::gossip::message::Topic;
 use crate::gossip::wire::{Gossip, IDS_MAX, OVERHEAD, flow};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,6 +16,9 @@ const NORMAL_MAX: usize = 64 << 10;
 /// Announcements wait so long for others to go with, a part of the round trip between these.
 const ANNOUNCE_MIN: Duration = Duration::from_millis(5);
 const ANNOUNCE_MAX: Duration = Duration::from_millis(25);
+/// Where so many go at once, the next wait as long as they may: there are many, and each frame costs both sides more
+/// than all that it says.
+const ANNOUNCE_MANY: usize = 16;
 /// Announcements in one frame, so that it fits in the smallest that a peer takes.
 const ANNOUNCED: usize = 256;
 /// How long announcements wait that found no room.
@@ -170,7 +173,7 @@ impl Engine {
                     reach.queued += 1;
                     continue;
                 }
-                self.choke(now, peer);
+                self.choke(now, peer, true);
             }
             if self.announce(now, peer, kept, history) {
                 reach.lazy += 1;
@@ -196,9 +199,9 @@ impl Engine {
         })
     }
 
-    pub(super) fn choke(&mut self, now: Now, peer: PeerId) {
+    fn choke(&mut self, now: Now, peer: PeerId, full: bool) {
         if let Some(peer) = self.peers.get_mut(&peer) {
-            peer.choke(now.mono);
+            peer.choke(now.mono, full);
         }
     }
 
@@ -209,13 +212,18 @@ impl Engine {
             self.ledger.note_shed(Queue::Announce, Lane::Control, Cause::Full, 1);
             return false;
         }
-        let wait = (peer.rtt.mean() / 4).clamp(ANNOUNCE_MIN, ANNOUNCE_MAX);
+        let wait = match peer.announced {
+            ..ANNOUNCE_MANY => (peer.rtt.mean() / 4).clamp(ANNOUNCE_MIN, ANNOUNCE_MAX),
+            _ => ANNOUNCE_MAX,
+        };
         // A payload is at most as large as a message may be, which is far below 4 GiB.
         let entry = (kept.id, kept.payload.len() as u32);
         peer.announce.entry((kept.envelope.topic.clone(), history)).or_default().push(entry);
         peer.announce_count += 1;
-        let due = *peer.announce_due.get_or_insert(now.mono + wait);
-        self.announce_due.insert((due, id));
+        if peer.announce_due.is_none() {
+            peer.announce_due = Some(now.mono + wait);
+            self.announce_due.insert((now.mono + wait, id));
+        }
         true
     }
 
@@ -224,6 +232,7 @@ impl Engine {
         const { assert!(ANNOUNCED <= IDS_MAX) };
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.announce_due = None;
+        peer.announced = peer.announce_count;
         let (lists, max) = (std::mem::take(&mut peer.announce), peer.max_frame);
         peer.announce_count = 0;
         let (mut left, mut stuck) = (BTreeMap::new(), [false; 3]);
@@ -258,10 +267,8 @@ impl Engine {
     /// A peer had no room for the message with this number: it is told of it instead, and pushed nothing more
     /// for a while.
     pub fn refused(&mut self, now: Now, peer: PeerId, corr: u64) {
-        self.choke(now, peer);
-        if let Some(kept) =
-            self.history.from(MessageId::first_of(corr)).filter(|kept| kept.id.corr() == corr).cloned()
-        {
+        self.choke(now, peer, false);
+        if let Some(kept) = self.history.numbered(corr).cloned() {
             self.announce(now, peer, &kept, false);
         }
     }

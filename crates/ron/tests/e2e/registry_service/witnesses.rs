@@ -6,6 +6,7 @@ use ron_log::checkpoint::{AddCheckpoint, cosign, cosignatures};
 use ron_log::note::NoteSignature;
 use ron_log::tree::{Hash, verify_consistency};
 use ron_log::{Checkpoint, Note, NoteKey, Tree};
+use ron_testkit::{Origin, Script};
 use serde_json::json;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -175,8 +176,12 @@ fn copy(from: &Path, to: &Path) {
     let _ = std::fs::remove_dir_all(to);
     std::fs::create_dir(to).unwrap();
     for file in std::fs::read_dir(from).unwrap() {
-        let file = file.unwrap();
-        std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        let (from, to) = file.map(|file| (file.path(), to.join(file.file_name()))).unwrap();
+        if from.is_dir() {
+            copy(&from, &to);
+        } else {
+            std::fs::copy(from, to).unwrap();
+        }
     }
 }
 
@@ -311,6 +316,38 @@ fn a_witness_that_saw_more_or_something_else_holds_the_log_alone() {
     assert_eq!(registry.commit_and("witnessed:1", 10).0, 201);
     reload(&[&two, &one]);
     registry.is_held("fork_witness_one.example_saw_3_has_4");
+}
+
+#[test]
+fn a_mirror_that_saw_more_or_something_else_holds_the_log_and_a_dead_one_nobody() {
+    let shown = Arc::new(Mutex::new(Script::HangUp));
+    let shows = shown.clone();
+    let mirror = Origin::start(move |_| shows.lock().unwrap().clone());
+    let show = |script| *shown.lock().unwrap() = script;
+    let mirrors = format!("mirrors = [\"{}/checkpoint\"]", mirror.url());
+    let mut registry = Registry::start(&format!("{OPEN}{mirrors}\ncheckpoint = {{ interval = \"1h\" }}\n"));
+    registry.is_ready();
+    assert_eq!(mirror.count("/checkpoint"), 1, "it was asked");
+    assert_eq!(registry.commit_and("checkpointed", 10).0, 201);
+    show(Script::Body(registry.get("/checkpoint").body));
+    registry.while_stopped(|dir| copy(&dir.join("reg"), &dir.join("backup")));
+    registry.is_ready();
+    assert_eq!(registry.commit_and("checkpointed", 10).0, 201);
+    show(Script::Body(registry.get("/registry/head").body));
+    let restored = |dir: &Path| {
+        copy(&dir.join("backup"), &dir.join("reg"));
+        std::fs::remove_file(dir.join("reg.signed")).unwrap();
+    };
+    registry.while_stopped(restored);
+    registry.is_held(&format!("behind_mirror_{}_saw_3_has_2", mirror.address));
+    // Without its word the log goes on, and tells another history than the one that was seen.
+    let seen = std::mem::replace(&mut *shown.lock().unwrap(), Script::HangUp);
+    registry.while_stopped(|_| {});
+    registry.is_ready();
+    assert_eq!(registry.commit_and("checkpointed", 10).0, 201);
+    show(seen);
+    registry.while_stopped(|_| {});
+    registry.is_held(&format!("fork_mirror_{}_saw_3_has_3", mirror.address));
 }
 
 #[test]

@@ -127,6 +127,27 @@ fn a_full_disk_takes_back_what_the_journal_could_not_take() {
 }
 
 #[test]
+fn what_the_database_refused_is_taken_back_from_the_journal() {
+    let media = Pair::new();
+    let store = media.open().unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    writer.write(log.state.head(), &log.next()).unwrap();
+    let (head, changes) = (log.state.head(), log.next());
+    assert!(matches!(writer.write(log.state.head(), &changes), Err(StoreError::HeadMoved)));
+    assert_eq!(media.after_power_cut(1).restored().state.head(), head, "a start does not find it");
+    writer.write(head, &changes).unwrap();
+    assert_eq!(media.after_power_cut(1).restored().state, log.state);
+    // What cannot be taken back may be found: nothing is written any more until a start has decided.
+    let head = log.state.head();
+    let changes = log.next();
+    media.journal.set(|media| media.flushes_left = Some(1));
+    assert!(matches!(writer.write(log.state.head(), &changes), Err(StoreError::FlushFailed)));
+    assert!(matches!(store.writable(), Err(StoreError::Stopped)));
+    assert_eq!(store.reader().unwrap().head().unwrap(), head);
+}
+
+#[test]
 fn a_damaged_record_is_told_unless_it_is_the_last() {
     let (media, log) = grown(5);
     let restored_with = |at: usize| {

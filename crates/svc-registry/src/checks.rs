@@ -1,0 +1,134 @@
+//! Checking approvals: while another batch is being written those that wait are checked ahead, on threads of their own.
+
+use crate::shared::Shared;
+use ron_log::approval::Sig;
+use ron_log::{Approval, ApprovalError, B3, CheckedApproval, Proposal, SignerSet};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+/// Threads that check at once, at most.
+const THREADS_MAX: usize = 8;
+/// What may wait to be checked ahead; the Committer itself checks what found no place.
+const AHEAD_MAX: usize = 512;
+
+pub(crate) type Checked = Result<CheckedApproval, ApprovalError>;
+
+/// How many threads check signatures. Asked once: the answer lies in files.
+pub(crate) fn threads() -> usize {
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX))
+}
+
+/// Checks one approval of a proposal, and says how long that took.
+pub(crate) fn check(
+    shared: &Shared,
+    id: B3,
+    approval: &Approval,
+    signers: &SignerSet,
+    proposed: Option<&SignerSet>,
+) -> Checked {
+    let began = Instant::now();
+    let checked = approval.clone().check(id, signers, proposed);
+    shared.numbers.verify.with([algorithm(approval)]).observe(began.elapsed());
+    checked
+}
+
+fn algorithm(approval: &Approval) -> &'static str {
+    match approval.sig {
+        Sig::Ed25519(_) => "ed25519",
+        Sig::MlDsa44(_) => "ml-dsa-44",
+        Sig::Hybrid(..) => "ed25519+ml-dsa-44",
+    }
+}
+
+/// The approvals that came with a proposal, each checked once as long as the signers stay the same.
+#[derive(Debug)]
+pub(crate) struct Given {
+    id: B3,
+    proposed: Option<SignerSet>,
+    approvals: Vec<Approval>,
+    /// The version of the signers it was checked against, and what came out.
+    checked: OnceLock<(u64, Vec<Checked>)>,
+}
+
+impl Given {
+    pub(crate) fn new(proposal: &Proposal, approvals: Vec<Approval>) -> Arc<Given> {
+        let proposed = crate::pending::proposed(proposal);
+        Arc::new(Given { id: proposal.b3(), proposed, approvals, checked: OnceLock::new() })
+    }
+
+    /// What came out, by the signers of a version. Whoever else is at it is waited for.
+    pub(crate) fn checked(&self, shared: &Shared, version: u64, signers: &SignerSet) -> Vec<Checked> {
+        let check = || {
+            let one = |approval| check(shared, self.id, approval, signers, self.proposed.as_ref());
+            self.approvals.iter().map(one).collect::<Vec<_>>()
+        };
+        let (by, checked) = self.checked.get_or_init(|| (version, check()));
+        if *by == version { checked.clone() } else { check() }
+    }
+}
+
+/// Threads that check ahead.
+#[derive(Debug)]
+pub(crate) struct Ahead(SyncSender<Arc<Given>>);
+
+impl Ahead {
+    /// One core is left to whoever writes.
+    pub(crate) fn new(shared: &Arc<Shared>) -> std::io::Result<Ahead> {
+        let (ahead, waiting) = sync_channel::<Arc<Given>>(AHEAD_MAX);
+        let waiting = Arc::new(Mutex::new(waiting));
+        for _ in 0..threads().saturating_sub(1).max(1) {
+            let (shared, waiting) = (shared.clone(), waiting.clone());
+            let next = move || waiting.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
+            let work = move || {
+                while let Some(given) = next() {
+                    let view = shared.view.load_full();
+                    given.checked(&shared, view.head.signers_version, &view.signers);
+                }
+            };
+            std::thread::Builder::new().name("checker".to_owned()).spawn(work)?;
+        }
+        Ok(Ahead(ahead))
+    }
+
+    pub(crate) fn check(&self, given: &Arc<Given>) {
+        match self.0.try_send(given.clone()) {
+            Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RegistrySettings;
+    use crate::fixture::{Fixture, approval, key, put, roots, until};
+    use ron_log::key::PublicKey;
+    use ron_log::{Role, Signer};
+
+    #[tokio::test]
+    async fn what_was_checked_ahead_is_not_checked_again_unless_the_signers_changed() {
+        let registry = Fixture::new(RegistrySettings::default());
+        let shared = &registry.shared;
+        let proposal = put(0, "a", 1);
+        let approvals = vec![approval(1, proposal.b3()), approval(7, proposal.b3())];
+        let given = Given::new(&proposal, approvals);
+        Ahead::new(shared).unwrap().check(&given);
+        until(|| given.checked.get().is_some()).await;
+        let checks = || shared.numbers.verify.with(["ed25519"]).count();
+        assert_eq!(checks(), 2);
+        let found = given.checked(shared, 0, &roots().signers);
+        assert!(found[0].is_ok() && found[1].is_err());
+        assert_eq!(checks(), 2, "once");
+        let signer = |seed: u8| Signer {
+            id: format!("s{seed}"),
+            keys: vec![PublicKey::Ed25519(key(seed + 1).verifying_key())],
+            roles: vec![Role::Approve],
+            not_after: None,
+        };
+        let others = SignerSet::new(2, false, vec![signer(1), signer(2), signer(3)]).unwrap();
+        assert!(given.checked(shared, 1, &others).iter().all(Result::is_err), "other keys by the same names");
+        assert_eq!(checks(), 4);
+    }
+}

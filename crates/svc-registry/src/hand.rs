@@ -1,0 +1,49 @@
+//! A thread of one's own for work that blocks, so that it waits for nobody else's.
+
+use ron_kernel::task::panic_text;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use tokio::sync::oneshot;
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// Does one piece of work at a time, so that handing over the next never waits.
+#[derive(Debug)]
+pub(crate) struct Hand(SyncSender<Work>);
+
+impl Hand {
+    pub(crate) fn new(name: &str) -> std::io::Result<Hand> {
+        let (hand, given) = sync_channel::<Work>(1);
+        let work = move || given.into_iter().for_each(|work| work());
+        std::thread::Builder::new().name(name.to_owned()).spawn(work)?;
+        Ok(Hand(hand))
+    }
+
+    /// What the work gives, or what it said when it panicked.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, String> {
+        let (done, result) = oneshot::channel();
+        let given = self.0.send(Box::new(move || {
+            // Nobody is told if the task was ended meanwhile: the next one reads anew.
+            let _ = done.send(catch_unwind(AssertUnwindSafe(work)));
+        }));
+        given.map_err(|gone| gone.to_string())?;
+        match result.await {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(panic)) => Err(panic_text(panic.as_ref())),
+            Err(gone) => Err(gone.to_string()),
+        }
+    }
+
+    /// Begins a piece of work for a caller that goes on meanwhile and then waits; what it gives must not panic.
+    pub(crate) fn begin<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+        let (done, result) = sync_channel(1);
+        // Whoever waits is told by the end of the channel if there is nobody to do it.
+        let _ = self.0.send(Box::new(move || {
+            let _ = done.send(work());
+        }));
+        result
+    }
+}
