@@ -91,7 +91,7 @@ pub(crate) enum Command {
 /// Where the configuration comes from.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Source {
-    /// The configuration file.
+    /// The configuration file. Otherwise ron.toml in the data folder, which is ./ron-data, if it is there.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Set one key, over file and environment; may be given more than once.

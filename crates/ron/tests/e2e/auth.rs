@@ -283,6 +283,8 @@ fn a_capability_is_narrowed_offline_checked_locally_and_revoked_by_a_list() {
             ("/closed/x", &narrow(&["--method", "put"]), 403, "forbidden"),
         ],
     );
+    let short = ask(&node, "/admin/x", &narrow(&["--scope", "read"])).json()["detail"].clone();
+    assert!(short.as_str().unwrap().ends_with("it needs the scope admin"), "{short}");
     let inspect = |token: &str| {
         let shown = mint(dir, &["inspect", token, "--config", "ron.toml", "--json"]);
         serde_json::from_str::<Value>(&shown).unwrap()
