@@ -234,7 +234,7 @@ impl Depot {
         let file = opened.map_err(std::io::Error::other).and_then(|opened| opened);
         let file = Arc::new(file.map_err(|error| Failure::Store(error.to_string()))?);
         let content = Content { file, len: arrived.len, sha256: arrived.sha256 };
-        let kept = self.bucket.load().put_new(&key_of(&arrived.address), Some(&content)).await;
+        let kept = self.bucket.load_full().put_new(&key_of(&arrived.address), Some(&content)).await;
         kept.map(drop).inspect_err(|failure| self.note(failure))
     }
 
@@ -274,7 +274,9 @@ impl Depot {
         if fetch.outcome.get().is_none() {
             tokio::time::timeout_at(until.into(), landed).await.map_err(|_late| Failure::Timeout)?;
         }
-        fetch.outcome.get().cloned().unwrap_or(Err(Failure::Lost))?;
+        if let Some(Err(failure)) = fetch.outcome.get() {
+            return Err(failure.clone());
+        }
         // It may have had to go again at once.
         self.cas.object(&address).ok_or(Failure::NoRoom)
     }
@@ -286,13 +288,10 @@ impl Depot {
         match answer.status.as_u16() {
             200 => {}
             404 => {
-                let said = said(answer.payload).await;
-                let bucket = s3::refusal(404, &said);
-                return Err(if bucket.contains("NoSuchBucket") {
-                    Failure::Upstream(bucket)
-                } else {
-                    Failure::Missing { gone: false }
-                });
+                let failure = bucket.refused(404, answer.payload).await;
+                // Without its bucket nothing is known of an object.
+                let unknown = failure.to_string().contains("NoSuchBucket");
+                return Err(if unknown { failure } else { Failure::Missing { gone: false } });
             }
             status => return Err(bucket.refused(status, answer.payload).await),
         }
@@ -343,7 +342,7 @@ impl Depot {
     }
 }
 
-/// Tells those who wait how a fetch ended, also if it was aborted.
+/// Tells those who wait that a fetch has ended, also if it was aborted.
 struct Landing {
     depot: Arc<Depot>,
     address: Address,
@@ -353,6 +352,7 @@ struct Landing {
 impl Drop for Landing {
     fn drop(&mut self) {
         self.depot.fetches.lock().remove(&self.address);
+        let _ = self.fetch.outcome.set(Err(Failure::Lost));
         self.fetch.landed.notify_waiters();
     }
 }
@@ -390,7 +390,7 @@ impl Told<'_> {
         }
         self.away = trouble.is_some();
         if let Some(why) = trouble {
-            self.service.kernel().health().explain(self.service.name(), CAUSE, why);
+            self.service.explain(CAUSE, why);
         }
     }
 }

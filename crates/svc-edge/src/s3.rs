@@ -145,7 +145,9 @@ pub fn refusal(status: u16, body: &[u8]) -> String {
         (_, "AuthorizationHeaderMalformed" | "PermanentRedirect") | (301 | 307 | 308, _) => {
             "the bucket is elsewhere: see edge.s3.region and edge.s3.endpoint"
         }
-        (403, _) => "these keys may not read it, or not list the bucket it is missing in",
+        (403, _) => {
+            "these keys may not do that; what is missing looks the same to keys that may not list the bucket"
+        }
         (404, _) => "it has no such key",
         _ => return format!("the store answered {shown}"),
     };
@@ -239,7 +241,7 @@ mod tests {
         check(403, "SignatureDoesNotMatch", "403 SignatureDoesNotMatch: it does not know these keys");
         check(403, "InvalidAccessKeyId", "AWS_ACCESS_KEY_ID");
         check(400, "ExpiredToken", "expired");
-        check(403, "AccessDenied", "may not read it");
+        check(403, "AccessDenied", "may not do that");
         check(404, "NoSuchBucket", "no such bucket");
         check(404, "NoSuchKey", "no such key");
         check(301, "PermanentRedirect", "region");
