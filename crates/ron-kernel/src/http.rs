@@ -11,6 +11,7 @@ pub mod h1;
 mod h2;
 mod interim;
 mod io;
+mod last_hop;
 pub(crate) mod listener;
 mod proxy_protocol;
 mod serve;
@@ -23,6 +24,7 @@ pub use fields::{Fields, Lines, Written};
 pub use file::FileBody;
 pub use interim::{Interim, InterimSender};
 pub use io::{Duplex, Io};
+pub use last_hop::{last_hop, max_forwards};
 pub use listener::{BindError, Bound, Peer, bind_tcp, bind_unix};
 pub use proxy_protocol::parse as parse_proxy_header;
 pub use serve::{

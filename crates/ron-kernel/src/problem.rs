@@ -1,10 +1,11 @@
 //! Errors as clients see them: `application/problem+json`, a reason, a correlation id, and nothing internal.
 
-use crate::http::Body;
+use crate::http::{Body, BodyError, WritePatience};
 use crate::reason::Reason;
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
+use http_body::Body as HttpBody;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -185,6 +186,21 @@ pub fn json_response(status: StatusCode, body: &serde_json::Value, corr: &CorrId
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response.headers_mut().insert(X_CORR_ID, corr.value().clone());
+    response
+}
+
+/// Server-sent events. Nobody stores them, and whoever reads slowly is given this long to take something.
+pub fn event_stream(
+    events: impl HttpBody<Data = Bytes, Error = BodyError> + Send + 'static,
+    patience: WritePatience,
+    corr: &CorrId,
+) -> Response<Body> {
+    let mut response = Response::new(Body::stream(events));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert(X_CORR_ID, corr.value().clone());
+    response.extensions_mut().insert(patience);
     response
 }
 

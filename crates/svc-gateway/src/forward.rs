@@ -13,7 +13,7 @@ use http::{Method, Request, StatusCode, Uri, Version};
 use ron_kernel::admission::deadline::{GRPC_TIMEOUT, REQUEST_TIMEOUT};
 use ron_kernel::http::client::{Outgoing, retain};
 use ron_kernel::http::h1::head::Values;
-use ron_kernel::http::{Body, ConnInfo, Fields, Lines, Written};
+use ron_kernel::http::{Body, ConnInfo, Fields, Lines, Written, max_forwards};
 use ron_kernel::problem::{CorrId, X_CORR_ID, X_REASON};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -389,14 +389,6 @@ fn is_claim(name: &str) -> bool {
         name.len() >= plain.len() && name.bytes().zip(plain.bytes()).all(same)
     };
     name.starts_with('x') && (spelled("x-forwarded-") || name.len() == 9 && spelled("x-real-ip"))
-}
-
-/// How many more hops an OPTIONS or TRACE request may make.
-pub(crate) fn max_forwards(method: &Method, headers: &HeaderMap) -> Option<u64> {
-    if ![Method::OPTIONS, Method::TRACE].contains(method) {
-        return None;
-    }
-    headers.get(MAX_FORWARDS)?.to_str().ok()?.trim().parse().ok()
 }
 
 /// The protocol that a request asks to change to, if it may.

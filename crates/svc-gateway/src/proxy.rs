@@ -15,7 +15,7 @@ use crate::bridge::Topics;
 use crate::config::{GatewaySettings, RouteSettings, ViewSettings};
 use crate::decode::Decoded;
 use crate::fair_queue::{Full, Shape};
-use crate::forward::{Forward, max_forwards, response_map, upgrade_of, write_response};
+use crate::forward::{Forward, response_map, upgrade_of, write_response};
 use crate::gate::{Gate, Pass, Refused, Ticket};
 use crate::gateway::WORK;
 use crate::ledger::{Account, Room};
@@ -25,8 +25,8 @@ use crate::tenants::{CLASS_NAMES, Caller, Tenants};
 use crate::upstream::{Charges, Failure, Loaded, Progress, Shared, Upload, Upstream, is_excused, metered};
 use crate::views::Views;
 use arc_swap::ArcSwap;
-use http::header::{ALLOW, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue, UPGRADE};
-use http::{Method, Request, Response, StatusCode};
+use http::header::{CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue, UPGRADE};
+use http::{Method, Request, Response};
 use plan::{Asked, Plan};
 use ron_kernel::admission::bucket::{Rate, Verdict};
 use ron_kernel::admission::client_ip::{TrustedProxies, network_of};
@@ -34,7 +34,8 @@ use ron_kernel::admission::deadline::Budget;
 use ron_kernel::admission::decode::{DecodeError, DecodeLimits};
 use ron_kernel::http::client::{Answer, CallError, Payload};
 use ron_kernel::http::{
-    Body, BodyError, ConnInfo, Fields, Handler, Peer, Tunnel, TurnedAway, requests_family,
+    Body, BodyError, ConnInfo, Fields, Handler, Peer, Tunnel, TurnedAway, last_hop, max_forwards,
+    requests_family,
 };
 use ron_kernel::inventory::{Live, Policy, Probe, Row};
 use ron_kernel::kernel::Service;
@@ -720,7 +721,13 @@ impl Proxy {
         span
     }
 
-    fn end_span(&self, span: Option<ron_kernel::trace::Span>, route: &str, method: &str, status: StatusCode) {
+    fn end_span(
+        &self,
+        span: Option<ron_kernel::trace::Span>,
+        route: &str,
+        method: &str,
+        status: http::StatusCode,
+    ) {
         if let (Some(mut span), Some(tracer)) = (span, self.tracer.get()) {
             span.attribute("http.route", route);
             span.attribute("http.request.method", method);
@@ -827,20 +834,15 @@ fn expose_snapshot(service: &Service, snapshot: &Arc<ArcSwap<Snapshot>>) {
 /// of a request that counts them.
 fn for_ourselves(request: &Request<Body>, corr: &CorrId) -> Option<Result<Response<Body>, Rejection>> {
     let options = request.method() == Method::OPTIONS;
-    let last_hop = max_forwards(request.method(), request.headers()) == Some(0);
-    if !(last_hop || options && request.uri().path() == "*") {
+    let last = max_forwards(request.method(), request.headers()) == Some(0);
+    if !(last || options && request.uri().path() == "*") {
         return None;
     }
-    let allow = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
-    if !options {
-        // It may hold what its sender must not see.
-        return Some(Err(Rejection::new(Reason::Method, "a request is not reflected").header(ALLOW, allow)));
+    let mut answer = last_hop(request.method());
+    if let Ok(response) = &mut answer {
+        response.headers_mut().insert(X_CORR_ID, corr.value().clone());
     }
-    let mut response = Response::new(Body::default());
-    *response.status_mut() = StatusCode::NO_CONTENT;
-    response.headers_mut().insert(ALLOW, allow);
-    response.headers_mut().insert(X_CORR_ID, corr.value().clone());
-    Some(Ok(response))
+    Some(answer)
 }
 
 /// Caps the body and, where the route says so, decodes it.

@@ -4,7 +4,7 @@ use crate::handle::{Handle, Next, PublishError, SubscribeError, Subscription};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use http::header::{ALLOW, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body as HttpBody, Frame};
 use oap::gossip::{Delivery, MessageId, Published, Topic};
@@ -12,7 +12,7 @@ use oap::session::Role;
 use ron_kernel::admin::Answering;
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::http::{Body, BodyError, WritePatience};
-use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID, json_response};
+use ron_kernel::problem::{CorrId, Rejection, event_stream, json_response};
 use ron_kernel::reason::Reason;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -138,14 +138,8 @@ impl Handle {
         })?;
         // The first piece says that whatever is published from now on will come.
         let first = Some(Bytes::from_static(b": following\n\n"));
-        let stream = Deliveries { first, rest: Some(subscription), waiting: None, form };
-        let mut response = Response::new(Body::stream(stream));
-        let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-        headers.insert(X_CORR_ID, corr.value().clone());
-        response.extensions_mut().insert(WritePatience(PATIENCE));
-        Ok(response)
+        let events = Deliveries { first, rest: Some(subscription), waiting: None, form };
+        Ok(event_stream(events, WritePatience(PATIENCE), corr))
     }
 
     async fn list(&self, corr: &CorrId) -> Result<Response<Body>, Rejection> {

@@ -14,7 +14,7 @@ use crate::fill::{
 };
 use crate::semantics::Preconditions;
 use http::header::{
-    ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName,
     HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, MAX_FORWARDS,
     PRAGMA, RANGE, UPGRADE, VIA,
 };
@@ -22,7 +22,7 @@ use http::request::Parts;
 use http::{Method, Response, StatusCode, Uri, Version};
 use ron_kernel::admission::deadline::{Budget, REQUEST_TIMEOUT};
 use ron_kernel::http::client::{Payload, retain};
-use ron_kernel::http::{Body, ConnInfo, Interim, Tunnel, upgrade_of};
+use ron_kernel::http::{Body, ConnInfo, Interim, Tunnel, last_hop, max_forwards, upgrade_of};
 use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID};
 use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
@@ -669,25 +669,12 @@ impl Edge {
     }
 }
 
-/// Counts down `Max-Forwards` (RFC 9110 section 7.6.2); where no hop is left, what is answered here.
+/// Counts down `Max-Forwards`; where no hop is left, what is answered here.
 fn count_hops(request: &mut Parts) -> Option<Result<Response<Body>, Rejection>> {
-    let options = request.method == Method::OPTIONS;
-    let counted = options || request.method == Method::TRACE;
-    let hops: u64 =
-        request.headers.get(MAX_FORWARDS).filter(|_| counted)?.to_str().ok()?.trim().parse().ok()?;
-    if let Some(left) = hops.checked_sub(1) {
-        request.headers.insert(MAX_FORWARDS, HeaderValue::from(left));
-        return None;
-    }
-    let allow = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
-    if !options {
-        // It may hold what its sender must not see.
-        return Some(Err(Rejection::new(Reason::Method, "a request is not reflected").header(ALLOW, allow)));
-    }
-    let mut response = Response::new(Body::default());
-    *response.status_mut() = StatusCode::NO_CONTENT;
-    response.headers_mut().insert(ALLOW, allow);
-    Some(Ok(response))
+    let hops = max_forwards(&request.method, &request.headers)?;
+    let Some(left) = hops.checked_sub(1) else { return Some(last_hop(&request.method)) };
+    request.headers.insert(MAX_FORWARDS, HeaderValue::from(left));
+    None
 }
 
 /// Without content there is no last byte to hold back until the response is stored: the answer as a whole waits.

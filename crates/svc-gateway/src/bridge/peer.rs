@@ -6,7 +6,6 @@
 use super::Topics;
 use super::session::Link;
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body as HttpBody, Frame as BodyFrame};
 use oap::NodeId;
@@ -15,7 +14,7 @@ use ron_kernel::channel::{self, Receiver, Sender};
 use ron_kernel::http::{Body, BodyError, WritePatience};
 use ron_kernel::inventory::{ChannelKind, ChannelSpec, Policy};
 use ron_kernel::kernel::Service;
-use ron_kernel::problem::{CorrId, Rejection, X_CORR_ID, json_response};
+use ron_kernel::problem::{CorrId, Rejection, event_stream, json_response};
 use ron_kernel::reason::Reason;
 use ron_kernel::sync::Limits;
 use ron_transport::{Dialer, PeerAddress};
@@ -144,13 +143,8 @@ async fn ask(
             Ok(json_response(StatusCode::ACCEPTED, &json!({"id": id}), corr))
         }
         Ok(Answered::Following(pieces)) => {
-            let mut response = Response::new(Body::stream(Feed { pieces: Some(pieces), waiting: None }));
-            let headers = response.headers_mut();
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-            headers.insert(X_CORR_ID, corr.value().clone());
-            response.extensions_mut().insert(WritePatience(PATIENCE));
-            Ok(response)
+            let feed = Feed { pieces: Some(pieces), waiting: None };
+            Ok(event_stream(feed, WritePatience(PATIENCE), corr))
         }
         Err(refused) => Err(refusal(&refused)),
     }

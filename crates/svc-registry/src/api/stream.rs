@@ -8,10 +8,10 @@ use crate::store::StoreError;
 use crate::view::HeadInfo;
 use bytes::Bytes;
 use http::Response;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::header::{HeaderName, HeaderValue};
 use http_body::{Body as HttpBody, Frame};
 use ron_kernel::http::{Body, BodyError, WritePatience};
-use ron_kernel::problem::{Rejection, X_CORR_ID};
+use ron_kernel::problem::{Rejection, event_stream};
 use ron_kernel::sync::Permit;
 use ron_log::{B3, Entry, Head};
 use serde_json::{Value, json};
@@ -50,13 +50,7 @@ impl Api {
             let text: String = events.iter().map(Event::server_sent).collect();
             Some((Ok(Bytes::from(text)), (cursor, Instant::now())))
         });
-        let mut response = Response::new(Body::stream(body));
-        let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-        headers.insert(X_CORR_ID, asked.corr.value().clone());
-        response.extensions_mut().insert(patience(&self.shared));
-        Ok(response)
+        Ok(event_stream(body, patience(&self.shared), asked.corr))
     }
 }
 
