@@ -105,13 +105,25 @@ impl Auth {
     /// The credentials of a request.
     pub(crate) fn sent<'a>(&self, headers: &'a HeaderMap) -> Option<&'a [u8]> {
         let bearer = || {
-            let (kind, token) = headers.get(AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
-            kind.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
+            let (kind, token) = headers.get(AUTHORIZATION)?.as_bytes().split_at_checked(6)?;
+            // A tab is as good as a space: whoever is behind might take it for one.
+            let apart = token.first().is_some_and(u8::is_ascii_whitespace);
+            (apart && kind.eq_ignore_ascii_case(b"bearer")).then(|| token.trim_ascii())
         };
         match self {
             Auth::None => None,
             Auth::ApiKey => headers.get(X_API_KEY).map(HeaderValue::as_bytes).or_else(bearer),
             Auth::Jwt(_) | Auth::Biscuit(_) => bearer(),
+        }
+    }
+
+    /// Whether they are there more than once: the upstream might believe others than those that are checked here.
+    pub(crate) fn are_several(&self, headers: &HeaderMap) -> bool {
+        let several = |name: &HeaderName| headers.get_all(name).iter().nth(1).is_some();
+        match self {
+            Auth::None => false,
+            Auth::ApiKey => several(&X_API_KEY) || several(&AUTHORIZATION),
+            Auth::Jwt(_) | Auth::Biscuit(_) => several(&AUTHORIZATION),
         }
     }
 
@@ -318,5 +330,13 @@ mod tests {
         for other in ["Basic dTpw", "Bearer", "Bearert", ""] {
             assert_eq!(Auth::ApiKey.sent(&with("authorization", other)), None, "{other}");
         }
+        assert_eq!(capability.sent(&with("authorization", "Bearer\tt")), Some(&b"t"[..]));
+        let mut twice = bearer.clone();
+        twice.append(AUTHORIZATION, HeaderValue::from_static("Basic dTpw"));
+        assert_eq!((capability.are_several(&bearer), capability.are_several(&twice)), (false, true));
+        assert_eq!((Auth::ApiKey.are_several(&twice), Auth::None.are_several(&twice)), (true, false));
+        let mut keys = key.clone();
+        keys.append(X_API_KEY, HeaderValue::from_static("k"));
+        assert_eq!((Auth::ApiKey.are_several(&keys), capability.are_several(&keys)), (true, false));
     }
 }

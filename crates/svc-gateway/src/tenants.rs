@@ -222,7 +222,11 @@ impl Tenants {
         route: &RouteSettings,
         from: From<'_>,
     ) -> Result<Option<Identity>, Rejection> {
-        let sent = if route.auth == RouteAuth::None { None } else { self.auth.sent(headers) };
+        let looks = route.auth != RouteAuth::None;
+        if looks && self.auth.are_several(headers) {
+            return Err(Rejection::new(Reason::Malformed, "credentials are sent more than once"));
+        }
+        let sent = if looks { self.auth.sent(headers) } else { None };
         if let Some(sent) = sent {
             return self.prove(sent, route, from).map(Some);
         }

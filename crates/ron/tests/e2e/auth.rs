@@ -283,6 +283,15 @@ fn a_capability_is_narrowed_offline_checked_locally_and_revoked_by_a_list() {
             ("/closed/x", &narrow(&["--method", "put"]), 403, "forbidden"),
         ],
     );
+    // What is checked is what the upstream gets, and nothing beside it.
+    let good = format!("Bearer {minted}");
+    let before = origin.count("/closed/x");
+    for other in ["Bearer forged", "Basic eDp5", &good] {
+        let both = [("Authorization", good.as_str()), ("Authorization", other)];
+        let answer = request(&node.gateway(), "GET", "/closed/x", &both, b"").unwrap();
+        assert_eq!((answer.status, answer.reason()), (400, "malformed"), "{other}");
+    }
+    assert_eq!(origin.count("/closed/x"), before);
     let short = ask(&node, "/admin/x", &narrow(&["--scope", "read"])).json()["detail"].clone();
     assert!(short.as_str().unwrap().ends_with("it needs the scope admin"), "{short}");
     let inspect = |token: &str| {

@@ -14,7 +14,7 @@ fn nodes_prove_their_keys_and_only_listed_ones_are_admitted() {
     a.eventually("the stranger is turned away", |a| {
         a.metric("handshake_failures_total{reason=\"policy\"}") >= 1.0
     });
-    assert!(a.log().contains(&b.address("overlay", "node")), "{}", a.log());
+    a.eventually("the log names it", |a| a.log().contains(&b.address("overlay", "node")));
     assert!(connected(&a).is_empty());
     // The stranger is told so, and tries less and less often.
     let waits = |b: &Node| b.admin_get("/overlay/peers").json()["peers"][0].clone();
@@ -74,7 +74,7 @@ fn bare_keys_and_post_quantum_are_negotiated_or_refused_aloud() {
     strict.eventually("the old one is refused", |node| {
         node.metric("handshake_failures_total{reason=\"pq\"}") >= 1.0
     });
-    assert!(strict.log().contains("post-quantum"), "{}", strict.log());
+    strict.eventually("the log says so", |node| node.log().contains("post-quantum"));
     old.eventually("the old one hears of it", |old| {
         old.admin_get("/overlay/peers").json()["peers"][0]["error"].is_string()
     });
