@@ -4,7 +4,7 @@ use crate::handle::{Handle, Next, PublishError, SubscribeError, Subscription};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
-use http::header::{ALLOW, HeaderValue};
+use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body as HttpBody, Frame};
 use oap::gossip::{Delivery, MessageId, Published, Topic};
