@@ -19,7 +19,7 @@ const GENERATED: [(&str, &[&str]); 4] = [
 ];
 
 /// Where each file of the tree goes.
-const COPIED: [(&str, &str); 12] = [
+const COPIED: [(&str, &str); 13] = [
     ("packaging/ron.service", "lib/systemd/system/ron.service"),
     ("packaging/Containerfile", "share/doc/ron/Containerfile"),
     ("README.md", "share/doc/ron/README.md"),
@@ -30,6 +30,7 @@ const COPIED: [(&str, &str); 12] = [
     ("docs/operating.md", "share/doc/ron/operating.md"),
     ("docs/registry-format.md", "share/doc/ron/registry-format.md"),
     ("docs/oap-1.md", "share/doc/ron/oap-1.md"),
+    ("docs/gateway-dashboard.json", "share/doc/ron/gateway-dashboard.json"),
     ("LICENSE-MIT", "share/doc/ron/LICENSE-MIT"),
     ("LICENSE-APACHE", "share/doc/ron/LICENSE-APACHE"),
 ];
@@ -108,6 +109,15 @@ fn warn_of_old_review() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_document_is_in_the_archive() {
+        let copied = |file: &str| COPIED.iter().any(|(from, _)| from.strip_prefix("docs/") == Some(file));
+        for entry in std::fs::read_dir(root().join("docs")).unwrap().map(Result::unwrap) {
+            let name = entry.file_name().into_string().unwrap();
+            assert!(copied(&name), "{name}");
+        }
+    }
 
     #[test]
     fn every_file_of_the_archive_is_there_to_be_copied() {
