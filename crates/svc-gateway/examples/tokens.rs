@@ -34,6 +34,9 @@ fn main() {
         let micros = cost(callers, token, now);
         figures.insert(name.to_owned(), json!((micros * 100.0).round() / 100.0));
     };
+    // What everything else is to be compared with: nobody is asked who is calling.
+    let by_nothing = callers(AuthMode::None, None, Vec::new(), &dir, &Verifier::new(&[]));
+    measure("none", &by_nothing, "key");
     let key = Secret(format!("sha256:{}", hex(&Sha256::digest("key"))));
     let tenant = TenantSettings { id: "acme".to_owned(), keys: vec![key], ..TenantSettings::default() };
     let by_key = callers(AuthMode::ApiKey, None, vec![tenant], &dir, &Verifier::new(&[]));

@@ -1,7 +1,7 @@
 //! Doors for the fuzz targets and for measurements: parts of the gateway, asked for with plain types.
 
 use crate::auth::{self, Auth};
-use crate::config::{GatewaySettings, RouteAuth, RouteSettings};
+use crate::config::{AuthMode, GatewaySettings, RouteAuth, RouteSettings};
 use crate::forward::{self, Forward};
 use crate::proxy::{Quota, over_quota};
 use crate::tenants::{From, Tenants};
@@ -58,7 +58,11 @@ pub fn refusal(per_second: u64, burst_factor: f64, wait: Duration) -> Option<Res
 
 /// Who may call under these settings.
 #[derive(Debug)]
-pub struct Callers(Tenants);
+pub struct Callers {
+    tenants: Tenants,
+    /// Asks who is calling, unless the settings have nobody say so.
+    route: RouteSettings,
+}
 
 impl Callers {
     /// Reads the files that the settings name.
@@ -66,15 +70,17 @@ impl Callers {
         let service = Kernel::new().service("gateway");
         let auth = Auth::load(&service, &settings.auth, base, verifier, None).map_err(|(_, error)| error)?;
         let served = service.metrics().family("fq_served_cost_total", "", ["tenant"]);
-        Ok(Callers(Tenants::new(settings, auth, None, &served)))
+        let nobody = settings.auth.mode == AuthMode::None;
+        let asks = if nobody { RouteAuth::None } else { RouteAuth::Required };
+        let route = RouteSettings { auth: asks, ..RouteSettings::default() };
+        Ok(Callers { tenants: Tenants::new(settings, auth, None, &served), route })
     }
 
     /// Whether these fields say who is calling, at this second.
     pub fn knows(&self, headers: &HeaderMap, now: u64) -> bool {
-        let route = RouteSettings { auth: RouteAuth::Required, ..RouteSettings::default() };
         let client = Some(Ipv4Addr::LOCALHOST.into());
         let from = From { client, method: "GET", path: "/", now, ..From::default() };
-        self.0.caller(headers, &route, from).is_ok()
+        self.tenants.caller(headers, &self.route, from).is_ok()
     }
 }
 
