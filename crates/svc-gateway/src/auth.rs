@@ -21,9 +21,10 @@ use ron_kernel::reason::Reason;
 use ron_kernel::tls::TlsClient;
 use ron_kernel::token::{Revocations, Verifier};
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::Notify;
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, Semaphore};
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
@@ -58,6 +59,12 @@ pub(crate) struct Keys {
     set: ArcSwapOption<KeySet>,
     /// Told when a token names a key that is not in the set.
     missed: Notify,
+    /// Told when a fetch is over, whatever it brought.
+    fetched: Notify,
+    /// From when on an unknown key leads to a fetch at once; nobody knows before the first fetch.
+    fetches_from: ArcSwapOption<Instant>,
+    /// Places for those who wait for such a fetch.
+    places: Semaphore,
 }
 
 #[derive(Debug)]
@@ -67,13 +74,49 @@ struct Source {
     remote: Arc<Remote>,
 }
 
+/// What is said of a token whose key is not in the set.
+pub(crate) const UNKNOWN_KEY: &str = "the key that signed the token is not known";
+/// Requests that wait at one time for a fetch that an unknown key led to; others are refused at once.
+const WAITING_MAX: usize = 64;
+/// How long they wait.
+const FETCH_PATIENCE: Duration = Duration::from_secs(5);
+
 impl Keys {
+    fn new(source: Option<Source>, set: ArcSwapOption<KeySet>) -> Keys {
+        Keys {
+            source,
+            set,
+            missed: Notify::new(),
+            fetched: Notify::new(),
+            fetches_from: ArcSwapOption::empty(),
+            places: Semaphore::new(WAITING_MAX),
+        }
+    }
+
+    /// Waits for the fetch that an unknown key led to, if it is one that is made at once.
+    async fn fetch_is_over(&self) {
+        let mut fetched = pin!(self.fetched.notified());
+        fetched.as_mut().enable();
+        let at_once = self.fetches_from.load().as_ref().is_some_and(|from| **from <= Instant::now());
+        if at_once && let Ok(_place) = self.places.try_acquire() {
+            // Whoever is not told in time is judged by the keys there are.
+            let _ = tokio::time::timeout(FETCH_PATIENCE, fetched).await;
+        }
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.set.load().as_ref().map_or(0, |set| set.len())
     }
 }
 
 impl Auth {
+    /// See [`Keys::fetch_is_over`].
+    pub(crate) async fn fetch_is_over(&self) {
+        if let Auth::Jwt(jwt) = self {
+            jwt.keys.fetch_is_over().await;
+        }
+    }
+
     /// Reads the files that the settings name. The keys of `former` are kept if they are from the same place.
     ///
     /// Blocks on file I/O; on failure says of which key, and why.
@@ -160,7 +203,7 @@ impl Jwt {
             JwtError::UnknownKey => {
                 // The issuer may have a new one.
                 self.keys.missed.notify_one();
-                (Reason::TokenInvalid, "the key that signed the token is not known")
+                (Reason::TokenInvalid, UNKNOWN_KEY)
             }
             JwtError::Signature => (Reason::TokenInvalid, "the token's signature is not good"),
             JwtError::Issuer => (Reason::TokenInvalid, "the token is of another issuer"),
@@ -260,7 +303,7 @@ fn load_keys(
 ) -> Result<(Arc<Keys>, Option<TlsClient>), Wrong> {
     if jwt.jwks_url.is_empty() {
         let set = ArcSwapOption::from_pointee(read_set(jwt, base)?);
-        return Ok((Arc::new(Keys { source: None, set, missed: Notify::new() }), None));
+        return Ok((Arc::new(Keys::new(None, set)), None));
     }
     let (address, path) = parse_url(&jwt.jwks_url).map_err(|error| ("gateway.auth.jwt.jwks_url", error))?;
     let tls = if address.is_https() {
@@ -273,7 +316,7 @@ fn load_keys(
     let keys = former.filter(same).unwrap_or_else(|| {
         let remote = Remote::new(service, &IDLE, address);
         let source = Some(Source { url: jwt.jwks_url.clone(), path, remote });
-        Arc::new(Keys { source, set: ArcSwapOption::empty(), missed: Notify::new() })
+        Arc::new(Keys::new(source, ArcSwapOption::empty()))
     });
     Ok((keys, tls))
 }

@@ -10,7 +10,7 @@ mod watch;
 pub(crate) use plan::{Names, Quota, Seen};
 
 use crate::access_log::AccessLog;
-use crate::auth::Auth;
+use crate::auth::{Auth, UNKNOWN_KEY};
 use crate::bridge::Topics;
 use crate::config::{GatewaySettings, RouteSettings, ViewSettings};
 use crate::decode::Decoded;
@@ -255,6 +255,11 @@ impl Proxy {
         self.quotas.trim(&self.snapshot.load().settings.quotas, now);
     }
 
+    fn asked<'a>(&self, request: &'a Request<Body>, conn: &'a ConnInfo, begun: Instant) -> Asked<'a> {
+        let (body_len, degraded) = (request.body().exact_len(), self.is_degraded());
+        Asked { request, body_len, peer: conn.peer.ip(), names: &conn.names[..], begun, degraded }
+    }
+
     async fn answer(
         &self,
         request: Request<Body>,
@@ -264,17 +269,18 @@ impl Proxy {
         snapshot: &Arc<Snapshot>,
         seen: &mut Seen,
     ) -> Result<Response<Body>, Rejection> {
-        let plan = {
-            let (body_len, degraded) = (request.body().exact_len(), self.is_degraded());
-            let (peer, names) = (conn.peer.ip(), &conn.names[..]);
-            let asked = Asked { request: &request, body_len, peer, names, begun, degraded };
-            let mut take = |quota, rate| self.take(quota, rate, begun);
-            let sender = snapshot.meet_quotas(&asked, seen, &mut take)?;
-            if let Some(answer) = for_ourselves(&request, corr) {
-                return answer;
-            }
-            snapshot.plan(&asked, sender, seen, &mut take)?
-        };
+        let mut take = |quota, rate| self.take(quota, rate, begun);
+        let sender = snapshot.meet_quotas(&self.asked(&request, conn, begun), seen, &mut take)?;
+        if let Some(answer) = for_ourselves(&request, corr) {
+            return answer;
+        }
+        let mut planned = snapshot.plan(&self.asked(&request, conn, begun), sender, seen, &mut take);
+        if planned.as_ref().is_err_and(|refused| refused.detail == UNKNOWN_KEY) {
+            // The issuer may have signed with a key that is newer than the last fetch.
+            Box::pin(snapshot.auth().fetch_is_over()).await;
+            planned = snapshot.plan(&self.asked(&request, conn, begun), sender, seen, &mut take);
+        }
+        let plan = planned?;
         let Plan { index, route, caller, budget, request_cost, .. } = plan;
         let account = snapshot.account(&caller)?;
         if let Some(view) = snapshot.view(index) {

@@ -232,6 +232,21 @@ fn while_keys_rotate_under_load_no_good_token_is_refused() {
 }
 
 #[test]
+fn a_token_of_a_key_that_was_not_fetched_yet_waits_for_it() {
+    let keys = Arc::new(Mutex::new(jwks(&[1])));
+    let (issuer, origin) = (issuer(&keys), origin());
+    let node = node_with_issuer(&issuer, &origin, "1h");
+    node.eventually("keys are fetched", |node| ask(node, "/closed/x", &jwt(1, "1", json!({}))).status == 200);
+    let refused = rejected(&node, "not_ready");
+    // Unknown keys lead to a fetch each five seconds; those are over by then.
+    std::thread::sleep(Duration::from_secs(5));
+    *keys.lock().unwrap() = jwks(&[1, 2]);
+    assert_eq!(ask(&node, "/closed/x", &jwt(2, "2", json!({}))).status, 200, "the first one already");
+    assert_eq!((rejected(&node, "token_invalid"), rejected(&node, "not_ready")), (0.0, refused));
+    assert_eq!(ask(&node, "/closed/x", &jwt(3, "3", json!({}))).reason(), "token_invalid");
+}
+
+#[test]
 fn keys_that_are_made_up_do_not_hammer_the_issuer_and_a_real_one_is_found() {
     let keys = Arc::new(Mutex::new(jwks(&[1])));
     let (issuer, origin) = (issuer(&keys), origin());

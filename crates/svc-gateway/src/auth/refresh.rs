@@ -113,6 +113,8 @@ impl Schedule {
             Err(error) => tracing::warn!(error, kept = keys.count(), "keys of JWTs could not be fetched"),
         }
         self.done(good, every, now);
+        keys.fetches_from.store(Some(Arc::new(now + MISS_GAP)));
+        keys.fetched.notify_waiters();
         good
     }
 
@@ -167,15 +169,39 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::auth::Jwt;
     use crate::auth::jwt::Rules;
+    use crate::auth::{Jwt, WAITING_MAX};
     use crate::config::JwtAlgorithm;
     use arc_swap::ArcSwapOption;
     use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair as _};
     use base64::Engine as _;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use serde_json::json;
-    use tokio::sync::Notify;
+    use std::pin::Pin;
+    use std::task::{Context, Waker};
+
+    #[tokio::test]
+    async fn so_many_wait_for_a_fetch_that_is_made_at_once_and_others_do_not() {
+        let keys = Keys::new(None, ArcSwapOption::empty());
+        let is_pending = |one: &mut Pin<Box<dyn Future<Output = ()> + '_>>| {
+            one.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
+        };
+        let wait = || -> Pin<Box<dyn Future<Output = ()> + '_>> { Box::pin(keys.fetch_is_over()) };
+        assert!(!is_pending(&mut wait()), "nothing was ever fetched");
+        let mut schedule = Schedule::new(Instant::now());
+        let nothing = || Err("nobody answers".to_owned());
+        schedule.learn(&keys, nothing(), MISS_GAP, Instant::now());
+        assert!(!is_pending(&mut wait()), "too soon after the last");
+        let before = Instant::now().checked_sub(MISS_GAP).unwrap();
+        schedule.learn(&keys, nothing(), MISS_GAP, before);
+        let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| wait()).collect();
+        assert!(waiting.iter_mut().all(is_pending));
+        assert!(!is_pending(&mut wait()), "no place is left");
+        schedule.learn(&keys, nothing(), MISS_GAP, before);
+        assert!(!waiting.iter_mut().any(is_pending), "whatever it brought");
+        drop(waiting);
+        assert!(is_pending(&mut wait()), "places are given back");
+    }
 
     #[test]
     fn keys_are_fetched_at_once_then_now_and_then_and_sooner_when_one_is_missed() {
@@ -204,7 +230,7 @@ mod tests {
         };
         let message = format!("{}.{}", encode(br#"{"alg":"EdDSA"}"#), encode(br#"{"sub":"joe","exp":9000}"#));
         let token = format!("{message}.{}", encode(pair.sign(message.as_bytes()).as_ref()));
-        let keys = Arc::new(Keys { source: None, set: ArcSwapOption::empty(), missed: Notify::new() });
+        let keys = Arc::new(Keys::new(None, ArcSwapOption::empty()));
         let rules = Rules { algorithms: vec![JwtAlgorithm::EdDsa], ..Rules::default() };
         let every = Duration::from_secs(600);
         let jwt = Jwt { rules, revoked: Arc::default(), keys: keys.clone(), tls: None, refresh: every };
