@@ -3,13 +3,13 @@
 use crate::shared::Shared;
 use ron_log::approval::Sig;
 use ron_log::{Approval, ApprovalError, B3, CheckedApproval, Proposal, SignerSet};
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 /// Threads that check at once, at most.
 const THREADS_MAX: usize = 8;
-/// What may wait to be checked ahead; the Committer itself checks what found no place.
+/// What may wait to be checked ahead.
 const AHEAD_MAX: usize = 512;
 
 pub(crate) type Checked = Result<CheckedApproval, ApprovalError>;
@@ -58,6 +58,11 @@ impl Given {
         Arc::new(Given { id: proposal.b3(), proposed, approvals, checked: OnceLock::new() })
     }
 
+    /// Whether that is known already for the signers of a version.
+    pub(crate) fn is_checked(&self, version: u64) -> bool {
+        self.checked.get().is_some_and(|(by, _)| *by == version)
+    }
+
     /// What came out, by the signers of a version. Whoever else is at it is waited for.
     pub(crate) fn checked(&self, shared: &Shared, version: u64, signers: &SignerSet) -> Vec<Checked> {
         let check = || {
@@ -93,9 +98,8 @@ impl Ahead {
     }
 
     pub(crate) fn check(&self, given: &Arc<Given>) {
-        match self.0.try_send(given.clone()) {
-            Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
-        }
+        // Whatever finds no place is checked by the Committer.
+        let _ = self.0.try_send(given.clone());
     }
 }
 
@@ -118,6 +122,7 @@ mod tests {
         until(|| given.checked.get().is_some()).await;
         let checks = || shared.numbers.verify.with(["ed25519"]).count();
         assert_eq!(checks(), 2);
+        assert!(given.is_checked(0) && !given.is_checked(1));
         let found = given.checked(shared, 0, &roots().signers);
         assert!(found[0].is_ok() && found[1].is_err());
         assert_eq!(checks(), 2, "once");

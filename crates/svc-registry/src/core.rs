@@ -168,11 +168,9 @@ impl Core {
                 new.insert(proposal.b3(), proposal);
             }
         }
-        let signers = self.state.signers();
+        let (signers, version) = (self.state.signers(), self.state.signers_version());
         let check = |job: &Job| match &job.ask {
-            Ask::Propose { approvals, .. } => {
-                approvals.checked(&self.shared, self.state.signers_version(), signers)
-            }
+            Ask::Propose { approvals, .. } => approvals.checked(&self.shared, version, signers),
             Ask::Approve { id, approval } => {
                 let known = self.pending.get(*id).map(|waiting| &waiting.proposal);
                 let set = known.or(new.get(id).copied()).and_then(|proposal| proposed(proposal));
@@ -181,7 +179,12 @@ impl Core {
             Ask::Commit { .. } | Ask::Withdraw { .. } | Ask::Supersede => Vec::new(),
         };
         let cores = threads();
-        if jobs.len() <= ALONE || cores == 1 {
+        let is_open = |job: &&Job| match &job.ask {
+            Ask::Propose { approvals, .. } => !approvals.is_checked(version),
+            Ask::Approve { .. } => true,
+            Ask::Commit { .. } | Ask::Withdraw { .. } | Ask::Supersede => false,
+        };
+        if cores == 1 || jobs.iter().filter(is_open).nth(ALONE).is_none() {
             return jobs.iter().map(check).collect();
         }
         std::thread::scope(|scope| {

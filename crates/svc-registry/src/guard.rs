@@ -37,7 +37,7 @@ pub(crate) enum Seer {
     Mirrors,
     /// By the line of its key.
     Witness(String),
-    /// By its address.
+    /// By the address of its checkpoint.
     Mirror(String),
 }
 
@@ -52,7 +52,8 @@ impl Seer {
             Seer::Mirrors => "mirrors",
             Seer::Own => "own_checkpoint",
             Seer::Witness(line) => line.split('+').next().unwrap_or_default(),
-            Seer::Mirror(address) => address,
+            // A server may have more than one.
+            Seer::Mirror(url) => url.split_once("://").map_or(url, |(_, place)| place),
         }
     }
 }

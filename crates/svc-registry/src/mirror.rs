@@ -101,7 +101,7 @@ fn take_over(shared: &Shared, mut before: Vec<Mirror>, urls: &[String]) -> Vec<M
 
 impl Mirror {
     fn seer(&self) -> Seer {
-        Seer::Mirror(self.remote.address.authority().to_owned())
+        Seer::Mirror(self.url.clone())
     }
 
     /// Asks it, and says what follows from the answer.

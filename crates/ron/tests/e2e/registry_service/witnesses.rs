@@ -339,7 +339,7 @@ fn a_mirror_that_saw_more_or_something_else_holds_the_log_and_a_dead_one_nobody(
         std::fs::remove_file(dir.join("reg.signed")).unwrap();
     };
     registry.while_stopped(restored);
-    registry.is_held(&format!("behind_mirror_{}_saw_3_has_2", mirror.address));
+    registry.is_held(&format!("behind_mirror_{}/checkpoint_saw_3_has_2", mirror.address));
     // Without its word the log goes on, and tells another history than the one that was seen.
     let seen = std::mem::replace(&mut *shown.lock().unwrap(), Script::HangUp);
     registry.while_stopped(|_| {});
@@ -347,7 +347,7 @@ fn a_mirror_that_saw_more_or_something_else_holds_the_log_and_a_dead_one_nobody(
     assert_eq!(registry.commit_and("checkpointed", 10).0, 201);
     show(seen);
     registry.while_stopped(|_| {});
-    registry.is_held(&format!("fork_mirror_{}_saw_3_has_3", mirror.address));
+    registry.is_held(&format!("fork_mirror_{}/checkpoint_saw_3_has_3", mirror.address));
 }
 
 #[test]
