@@ -23,6 +23,7 @@ use ron_kernel::token::{Revocations, Verifier};
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore};
 
@@ -61,6 +62,9 @@ pub(crate) struct Keys {
     missed: Notify,
     /// Told when a fetch is over, whatever it brought.
     fetched: Notify,
+    /// Fetches begun, and the last of them that is over.
+    begun: AtomicU64,
+    over: AtomicU64,
     /// From when on an unknown key leads to a fetch at once; nobody knows before the first fetch.
     fetches_from: ArcSwapOption<Instant>,
     /// Places for those who wait for such a fetch.
@@ -77,9 +81,11 @@ struct Source {
 /// What is said of a token whose key is not in the set.
 pub(crate) const UNKNOWN_KEY: &str = "the key that signed the token is not known";
 /// Requests that wait at one time for a fetch that an unknown key led to; others are refused at once.
-const WAITING_MAX: usize = 64;
+const WAITING_MAX: usize = 1_024;
 /// How long they wait.
 const FETCH_PATIENCE: Duration = Duration::from_secs(5);
+/// Within what time such a fetch must begin, or nobody waits for it.
+const FETCH_SOON: Duration = Duration::from_secs(1);
 
 impl Keys {
     fn new(source: Option<Source>, set: ArcSwapOption<KeySet>) -> Keys {
@@ -88,20 +94,35 @@ impl Keys {
             set,
             missed: Notify::new(),
             fetched: Notify::new(),
+            begun: AtomicU64::new(0),
+            over: AtomicU64::new(0),
             fetches_from: ArcSwapOption::empty(),
             places: Semaphore::new(WAITING_MAX),
         }
     }
 
-    /// Waits for the fetch that an unknown key led to, if it is one that is made at once.
+    /// A key is not known: asks for a fetch, and waits for it if it begins soon. One that had begun before may have
+    /// been answered before the key was there.
     async fn fetch_is_over(&self) {
-        let mut fetched = pin!(self.fetched.notified());
-        fetched.as_mut().enable();
-        let at_once = self.fetches_from.load().as_ref().is_some_and(|from| **from <= Instant::now());
-        if at_once && let Ok(_place) = self.places.try_acquire() {
-            // Whoever is not told in time is judged by the keys there are.
-            let _ = tokio::time::timeout(FETCH_PATIENCE, fetched).await;
+        let awaited = self.begun.load(Ordering::SeqCst) + 1;
+        self.missed.notify_one();
+        let soon = Instant::now() + FETCH_SOON;
+        if !self.fetches_from.load().as_ref().is_some_and(|from| **from <= soon) {
+            return;
         }
+        let Ok(_place) = self.places.try_acquire() else { return };
+        let over = async {
+            loop {
+                let mut fetched = pin!(self.fetched.notified());
+                fetched.as_mut().enable();
+                if self.over.load(Ordering::SeqCst) >= awaited {
+                    return;
+                }
+                fetched.await;
+            }
+        };
+        // Whoever is not told in time is judged by the keys there are.
+        let _ = tokio::time::timeout(FETCH_PATIENCE, over).await;
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -200,11 +221,7 @@ impl Jwt {
     fn refusal(&self, error: JwtError) -> Rejection {
         let (reason, detail) = match error {
             JwtError::Malformed(why) => (Reason::TokenInvalid, why),
-            JwtError::UnknownKey => {
-                // The issuer may have a new one.
-                self.keys.missed.notify_one();
-                (Reason::TokenInvalid, UNKNOWN_KEY)
-            }
+            JwtError::UnknownKey => (Reason::TokenInvalid, UNKNOWN_KEY),
             JwtError::Signature => (Reason::TokenInvalid, "the token's signature is not good"),
             JwtError::Issuer => (Reason::TokenInvalid, "the token is of another issuer"),
             JwtError::NotYet => (Reason::TokenInvalid, "the token is not valid yet"),

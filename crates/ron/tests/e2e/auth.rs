@@ -210,10 +210,13 @@ fn while_keys_rotate_under_load_no_good_token_is_refused() {
             });
         }
         for key in 1..4 {
-            // As issuers do it: the new key is known before it signs, the old one until nothing of it is left.
+            // As issuers do it: the new key is known before it signs, the old one until nothing of it is left. The
+            // others let the new one sign at once.
             *keys.lock().unwrap() = jwks(&[key, key + 1]);
             node.eventually("both are known", |node| {
-                stop.load(Ordering::SeqCst) || node.metric("jwks_keys{service=\"gateway\"}") == 2.0
+                key > 1
+                    || stop.load(Ordering::SeqCst)
+                    || node.metric("jwks_keys{service=\"gateway\"}") == 2.0
             });
             current.store(key + 1, Ordering::SeqCst);
             let before = done();
@@ -238,12 +241,13 @@ fn a_token_of_a_key_that_was_not_fetched_yet_waits_for_it() {
     let node = node_with_issuer(&issuer, &origin, "1h");
     node.eventually("keys are fetched", |node| ask(node, "/closed/x", &jwt(1, "1", json!({}))).status == 200);
     let refused = rejected(&node, "not_ready");
-    // Unknown keys lead to a fetch each five seconds; those are over by then.
-    std::thread::sleep(Duration::from_secs(5));
-    *keys.lock().unwrap() = jwks(&[1, 2]);
-    assert_eq!(ask(&node, "/closed/x", &jwt(2, "2", json!({}))).status, 200, "the first one already");
+    for key in 2..5 {
+        *keys.lock().unwrap() = jwks(&[key - 1, key]);
+        let token = jwt(key, &key.to_string(), json!({}));
+        assert_eq!(ask(&node, "/closed/x", &token).status, 200, "the first one already, of key {key}");
+    }
     assert_eq!((rejected(&node, "token_invalid"), rejected(&node, "not_ready")), (0.0, refused));
-    assert_eq!(ask(&node, "/closed/x", &jwt(3, "3", json!({}))).reason(), "token_invalid");
+    assert_eq!(ask(&node, "/closed/x", &jwt(1, "1", json!({}))).reason(), "token_invalid");
 }
 
 #[test]
@@ -261,7 +265,8 @@ fn keys_that_are_made_up_do_not_hammer_the_issuer_and_a_real_one_is_found() {
         ask(node, "/x", &jwt(2, "2", json!({}))).status == 200
     });
     let (fetched, gaps) = (issuer.seen.lock().unwrap().len() as u64, begun.elapsed().as_secs() / 5);
-    assert!((2..=2 + gaps).contains(&fetched), "{fetched} fetches in {gaps} gaps");
+    // The first, five that may come close together, one each gap.
+    assert!((2..=6 + gaps).contains(&fetched), "{fetched} fetches in {gaps} gaps");
 }
 
 fn mint(dir: &Path, args: &[&str]) -> String {

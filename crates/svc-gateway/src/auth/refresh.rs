@@ -13,13 +13,17 @@ use ron_kernel::metrics::Counter;
 use ron_kernel::task::TaskResult;
 use ron_kernel::tls::TlsClient;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// For one fetch as a whole.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
-/// Unknown keys lead to a fetch at most this often: anybody can make up a key's name.
+/// Unknown keys lead to a fetch this often at most, since anybody can make up a key's name; a few may come closer
+/// together, but none closer than the spacing: issuers that sign with a key they have just published do so now and then.
 const MISS_GAP: Duration = Duration::from_secs(5);
+const MISS_BURST: u32 = 5;
+const MISS_SPACING: Duration = Duration::from_millis(200);
 /// First and longest pause after a failed fetch.
 const BACKOFF: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
@@ -66,6 +70,7 @@ pub(crate) async fn refresh(
             () = keys.missed.notified() => { schedule.hasten(Instant::now()); continue; }
             () = tokio::time::sleep_until(schedule.due.into()) => {}
         }
+        let number = keys.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let fetched = tokio::select! {
             biased;
             () = service.shutdown().draining() => return Ok(()),
@@ -73,6 +78,8 @@ pub(crate) async fn refresh(
         };
         failed = fetched.as_ref().err().cloned();
         let good = schedule.learn(&keys, fetched, every, Instant::now());
+        keys.over.store(number, Ordering::SeqCst);
+        keys.fetched.notify_waiters();
         results[usize::from(!good)].inc();
         if !good {
             retries.inc();
@@ -95,11 +102,15 @@ struct Schedule {
     due: Instant,
     last: Option<Instant>,
     failures: u32,
+    /// Whether the next fetch is for a key that was missed.
+    hastened: bool,
+    /// Until when the fetches for missed keys have used up their share, at one each gap.
+    used_until: Instant,
 }
 
 impl Schedule {
     fn new(now: Instant) -> Schedule {
-        Schedule { due: now, last: None, failures: 0 }
+        Schedule { due: now, last: None, failures: 0, hastened: false, used_until: now }
     }
 
     /// Takes over what a fetch brought. If it brought nothing, what is there stays.
@@ -113,8 +124,7 @@ impl Schedule {
             Err(error) => tracing::warn!(error, kept = keys.count(), "keys of JWTs could not be fetched"),
         }
         self.done(good, every, now);
-        keys.fetches_from.store(Some(Arc::new(now + MISS_GAP)));
-        keys.fetched.notify_waiters();
+        keys.fetches_from.store(Some(Arc::new(self.soonest(now))));
         good
     }
 
@@ -124,16 +134,28 @@ impl Schedule {
     }
 
     fn done(&mut self, good: bool, every: Duration, now: Instant) {
+        if std::mem::take(&mut self.hastened) {
+            self.used_until = self.used_until.max(now) + MISS_GAP;
+        }
         self.last = Some(now);
         self.failures = if good { 0 } else { self.failures.saturating_add(1) };
         let pause = BACKOFF[0].saturating_mul(1 << self.failures.saturating_sub(1).min(10)).min(BACKOFF[1]);
         self.due = now + if good { every } else { pause.min(every) };
     }
 
-    /// A key was missed: the next fetch comes soon, but not sooner than the gap allows.
+    /// A key was missed: the next fetch comes as soon as it may.
     fn hasten(&mut self, now: Instant) {
-        let soonest = self.last.map_or(now, |last| (last + MISS_GAP).max(now));
-        self.due = self.due.min(soonest);
+        let soonest = self.soonest(now);
+        if soonest < self.due {
+            (self.due, self.hastened) = (soonest, true);
+        }
+    }
+
+    /// When a fetch may be made for a key that is missed.
+    fn soonest(&self, now: Instant) -> Instant {
+        let spaced = self.last.map_or(now, |last| last + MISS_SPACING);
+        let ahead = self.used_until.checked_sub(MISS_GAP * (MISS_BURST - 1)).unwrap_or(now);
+        now.max(spaced).max(ahead)
     }
 }
 
@@ -181,43 +203,77 @@ mod tests {
     use std::task::{Context, Waker};
 
     #[tokio::test]
-    async fn so_many_wait_for_a_fetch_that_is_made_at_once_and_others_do_not() {
+    async fn so_many_wait_for_a_fetch_that_begins_soon_and_others_do_not() {
         let keys = Keys::new(None, ArcSwapOption::empty());
         let is_pending = |one: &mut Pin<Box<dyn Future<Output = ()> + '_>>| {
             one.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
         };
         let wait = || -> Pin<Box<dyn Future<Output = ()> + '_>> { Box::pin(keys.fetch_is_over()) };
         assert!(!is_pending(&mut wait()), "nothing was ever fetched");
-        let mut schedule = Schedule::new(Instant::now());
-        let nothing = || Err("nobody answers".to_owned());
-        schedule.learn(&keys, nothing(), MISS_GAP, Instant::now());
-        assert!(!is_pending(&mut wait()), "too soon after the last");
-        let before = Instant::now().checked_sub(MISS_GAP).unwrap();
-        schedule.learn(&keys, nothing(), MISS_GAP, before);
+        let (mut schedule, now) = (Schedule::new(Instant::now()), Instant::now());
+        let over = |number: u64| {
+            keys.over.store(number, Ordering::SeqCst);
+            keys.fetched.notify_waiters();
+        };
+        schedule.learn(&keys, Err("nobody answers".to_owned()), MISS_GAP, now);
+        keys.begun.store(1, Ordering::SeqCst);
         let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| wait()).collect();
         assert!(waiting.iter_mut().all(is_pending));
         assert!(!is_pending(&mut wait()), "no place is left");
-        schedule.learn(&keys, nothing(), MISS_GAP, before);
+        over(1);
+        assert!(waiting.iter_mut().all(is_pending), "it had begun before the key was missed");
+        keys.begun.store(2, Ordering::SeqCst);
+        over(2);
         assert!(!waiting.iter_mut().any(is_pending), "whatever it brought");
         drop(waiting);
         assert!(is_pending(&mut wait()), "places are given back");
+        for _ in 0..MISS_BURST {
+            schedule.hastened = true;
+            schedule.learn(&keys, Err("nobody answers".to_owned()), MISS_GAP, now);
+        }
+        assert!(!is_pending(&mut wait()), "the next is not made soon");
     }
 
     #[test]
     fn keys_are_fetched_at_once_then_now_and_then_and_sooner_when_one_is_missed() {
         let (start, every) = (Instant::now(), Duration::from_secs(600));
-        let after = |seconds: u64| start + Duration::from_secs(seconds);
+        let after = |millis: u64| start + Duration::from_millis(millis);
         let mut schedule = Schedule::new(start);
         assert_eq!(schedule.due, start);
         schedule.done(true, every, start);
-        assert_eq!(schedule.due, after(600));
-        schedule.hasten(after(1));
-        assert_eq!(schedule.due, after(5), "however many keys are made up");
-        schedule.hasten(after(2));
-        assert_eq!(schedule.due, after(5));
-        schedule.done(true, every, after(5));
-        schedule.hasten(after(100));
-        assert_eq!(schedule.due, after(100), "a new key is found at once after a quiet time");
+        assert_eq!(schedule.due, after(600_000));
+        for n in 1..=u64::from(MISS_BURST) {
+            schedule.hasten(after(n * 200 - 150));
+            schedule.hasten(after(n * 200 - 100));
+            assert_eq!(schedule.due, after(n * 200), "one or two may come soon after another");
+            schedule.done(true, every, after(n * 200));
+        }
+        schedule.hasten(after(1_500));
+        assert_eq!(schedule.due, after(5_200), "however many keys are made up");
+        schedule.done(true, every, after(5_200));
+        schedule.hasten(after(6_000));
+        assert_eq!(schedule.due, after(10_200));
+        schedule.done(true, every, after(10_200));
+        schedule.hasten(after(100_000));
+        assert_eq!(schedule.due, after(100_000), "a new key is found at once after a quiet time");
+    }
+
+    /// Whenever keys are missed, over any stretch no more fetches are made for it than one each gap and the few.
+    #[test]
+    fn keys_that_are_made_up_all_the_time_lead_to_one_fetch_each_gap() {
+        let (start, every) = (Instant::now(), Duration::from_secs(86_400));
+        let (mut schedule, mut fetches) = (Schedule::new(start), 0_u32);
+        schedule.done(true, every, start);
+        loop {
+            schedule.hasten(schedule.last.unwrap());
+            let due = schedule.due;
+            if due > start + Duration::from_secs(3600) {
+                break;
+            }
+            schedule.done(true, every, due);
+            fetches += 1;
+        }
+        assert!((720..=720 + MISS_BURST).contains(&fetches), "{fetches} in an hour");
     }
 
     #[test]
@@ -250,8 +306,8 @@ mod tests {
             schedule.hasten(now);
             tries += 1;
         }
-        // The first few pauses are shorter than the gap that made-up keys are held to.
-        assert!((60..=3600 / 5 + 3).contains(&tries), "{tries} tries in an hour");
+        // The first few pauses are shorter than the gap that made-up keys are held to, and some may come at once.
+        assert!((60..=3600 / 5 + 3 + MISS_BURST).contains(&tries), "{tries} tries in an hour");
         let back = schedule.due;
         assert!(schedule.learn(&keys, Ok(set()), every, back));
         assert!(!schedule.is_short_of(&keys) && passes(back) && schedule.due == back + every);
