@@ -77,7 +77,7 @@ fn key(seed: u8) -> SigningKey {
 fn set(seeds: [u8; 3]) -> SignerSet {
     let signer = |seed: u8| Signer {
         id: format!("s{seed}"),
-        keys: vec![PublicKey::Ed25519(key(seed).verifying_key())],
+        keys: vec![PublicKey::Ed25519(key(seed).verifying_key().into())],
         roles: vec![Role::Approve],
         not_after: None,
     };

@@ -16,7 +16,7 @@ fn main() {
     let keys = [1, 2, 3].map(|seed| SigningKey::from_bytes(&[seed; 32]));
     let signer = |(index, key): (usize, &SigningKey)| Signer {
         id: format!("signer-{index}"),
-        keys: vec![PublicKey::Ed25519(key.verifying_key())],
+        keys: vec![PublicKey::Ed25519(key.verifying_key().into())],
         roles: vec![Role::Approve],
         not_after: None,
     };

@@ -20,7 +20,7 @@ pub enum Algorithm {
 /// A public key: `ed25519:` or `ml-dsa-44:` and base64url without padding.
 #[derive(Clone)]
 pub enum PublicKey {
-    Ed25519(ed25519_dalek::VerifyingKey),
+    Ed25519(ron_ed25519::Key),
     MlDsa44(Box<ml_dsa_44::PublicKey>),
 }
 
@@ -48,7 +48,7 @@ impl PublicKey {
     pub(crate) fn ed25519(bytes: &[u8]) -> Result<Self, KeyError> {
         let bytes = <&[u8; 32]>::try_from(bytes).ok().ok_or(KeyError)?;
         let key = ed25519_dalek::VerifyingKey::from_bytes(bytes).ok().ok_or(KeyError)?;
-        if key.is_weak() { Err(KeyError) } else { Ok(Self::Ed25519(key)) }
+        if key.is_weak() { Err(KeyError) } else { Ok(Self::Ed25519(key.into())) }
     }
 
     pub fn algorithm(&self) -> Algorithm {
@@ -60,8 +60,9 @@ impl PublicKey {
 
     pub(crate) fn verify(&self, message: &[u8], signature: &[u8]) -> bool {
         match self {
-            Self::Ed25519(key) => ed25519_dalek::Signature::from_slice(signature)
-                .is_ok_and(|signature| key.verify_strict(message, &signature).is_ok()),
+            Self::Ed25519(key) => {
+                <&[u8; 64]>::try_from(signature).is_ok_and(|signature| key.verify(message, signature))
+            }
             Self::MlDsa44(key) => <[u8; ML_DSA_44_SIG]>::try_from(signature)
                 .is_ok_and(|signature| key.verify(message, &signature, &[])),
         }
@@ -69,7 +70,7 @@ impl PublicKey {
 
     fn bytes(&self) -> Vec<u8> {
         match self {
-            Self::Ed25519(key) => key.to_bytes().to_vec(),
+            Self::Ed25519(key) => key.as_bytes().to_vec(),
             Self::MlDsa44(key) => key.clone().into_bytes().to_vec(),
         }
     }
@@ -78,7 +79,7 @@ impl PublicKey {
 impl PartialEq for PublicKey {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Ed25519(a), Self::Ed25519(b)) => a.as_bytes() == b.as_bytes(),
+            (Self::Ed25519(a), Self::Ed25519(b)) => a == b,
             (Self::MlDsa44(_), Self::MlDsa44(_)) => self.bytes() == other.bytes(),
             _ => false,
         }

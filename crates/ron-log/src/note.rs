@@ -170,7 +170,7 @@ impl NoteKey {
         let crate::key::PublicKey::Ed25519(key) = crate::key::PublicKey::ed25519(bytes).ok()? else {
             return None;
         };
-        let found = Self { name: name.to_owned(), kind, key };
+        let found = Self { name: name.to_owned(), kind, key: *key.verifying_key() };
         let mut written = [0; 8];
         crate::hash::hex(&found.id(), &mut written);
         (is_key_name(name) && id.as_bytes() == written).then_some(found)

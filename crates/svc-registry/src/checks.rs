@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(checks(), 2, "once");
         let signer = |seed: u8| Signer {
             id: format!("s{seed}"),
-            keys: vec![PublicKey::Ed25519(key(seed + 1).verifying_key())],
+            keys: vec![PublicKey::Ed25519(key(seed + 1).verifying_key().into())],
             roles: vec![Role::Approve],
             not_after: None,
         };

@@ -22,7 +22,7 @@ pub(crate) fn key(seed: u8) -> SigningKey {
 }
 
 pub(crate) fn signer(seed: u8) -> Signer {
-    let public = ron_log::key::PublicKey::Ed25519(key(seed).verifying_key());
+    let public = ron_log::key::PublicKey::Ed25519(key(seed).verifying_key().into());
     Signer { id: format!("s{seed}"), keys: vec![public], roles: vec![Role::Approve], not_after: None }
 }
 

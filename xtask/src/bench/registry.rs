@@ -37,7 +37,7 @@ fn key(seed: u8) -> SigningKey {
 fn roots(threshold: u64, count: u8) -> TrustRoots {
     let signer = |seed: u8| Signer {
         id: format!("s{seed}"),
-        keys: vec![PublicKey::Ed25519(key(seed).verifying_key())],
+        keys: vec![PublicKey::Ed25519(key(seed).verifying_key().into())],
         roles: vec![Role::Approve],
         not_after: None,
     };

@@ -3,7 +3,8 @@
 use crate::node::NodeId;
 use aws_lc_rs::signature::Ed25519KeyPair;
 use bytes::{Buf, BufMut as _};
-use ed25519_dalek::{Signature, Signer as _, SigningKey, VerifyingKey};
+use ed25519_dalek::{Signer as _, SigningKey, VerifyingKey};
+use ron_ed25519::Key;
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -84,25 +85,45 @@ impl Author {
 /// Origins whose keys are kept as points of the curve.
 const ORIGINS_MAX: usize = 1024;
 
-/// Keys as signatures are checked with: to make a point of a key's bytes costs a seventh of a check.
+/// Of them, those that are prepared for many checks.
+const PREPARED_MAX: usize = 32;
+
+/// Keys as signatures are checked with: to make a point of a key's bytes costs a seventh of a check, and of a key that
+/// signs often more is kept.
 #[derive(Debug, Default)]
-pub(super) struct Origins(BTreeMap<NodeId, VerifyingKey>);
+pub(super) struct Origins {
+    keys: BTreeMap<NodeId, Key>,
+    prepared: usize,
+}
 
 impl Origins {
     /// Whether a message's origin signed it. Only an origin that did is remembered, so that forgeries displace nobody.
     pub(super) fn signed(&mut self, envelope: &Envelope, id: MessageId) -> bool {
-        if let Some(key) = self.0.get(&envelope.origin) {
-            return envelope.is_signed_by(key, id);
+        if let Some(key) = self.keys.get(&envelope.origin) {
+            let was_prepared = key.is_prepared();
+            let signed = envelope.is_signed_by(key, id);
+            if !was_prepared && key.is_prepared() {
+                self.prepared += 1;
+                if self.prepared > PREPARED_MAX {
+                    self.forget();
+                }
+            }
+            return signed;
         }
-        let Ok(key) = VerifyingKey::from_bytes(&envelope.origin.0) else { return false };
+        let Ok(key) = VerifyingKey::from_bytes(&envelope.origin.0).map(Key::from) else { return false };
         let signed = envelope.is_signed_by(&key, id);
         if signed {
-            if self.0.len() >= ORIGINS_MAX {
-                self.0.clear();
+            if self.keys.len() >= ORIGINS_MAX {
+                self.forget();
             }
-            self.0.insert(envelope.origin, key);
+            self.keys.insert(envelope.origin, key);
         }
         signed
+    }
+
+    /// Whoever signs more is remembered again.
+    fn forget(&mut self) {
+        *self = Origins::default();
     }
 }
 
@@ -213,12 +234,11 @@ impl Envelope {
 
     /// Whether the origin signed this message at this time.
     pub fn is_signed(&self, id: MessageId) -> bool {
-        VerifyingKey::from_bytes(&self.origin.0).is_ok_and(|key| self.is_signed_by(&key, id))
+        VerifyingKey::from_bytes(&self.origin.0).is_ok_and(|key| self.is_signed_by(&key.into(), id))
     }
 
-    fn is_signed_by(&self, origin: &VerifyingKey, id: MessageId) -> bool {
-        let signature = self.signature.map(|bytes| Signature::from_bytes(&bytes));
-        signature.is_some_and(|signature| origin.verify_strict(&self.signed(id), &signature).is_ok())
+    fn is_signed_by(&self, origin: &Key, id: MessageId) -> bool {
+        self.signature.is_some_and(|signature| origin.verify(&self.signed(id), &signature))
     }
 
     fn signed(&self, id: MessageId) -> [u8; SIGNED.len() + 40] {
@@ -272,6 +292,26 @@ mod tests {
         let by_author = envelope.signature;
         envelope.sign(id, &key);
         assert_eq!(by_author, envelope.signature);
+    }
+
+    #[test]
+    fn keys_that_sign_often_are_prepared_and_only_so_many_of_them() {
+        let mut origins = Origins::default();
+        for seed in 0..=PREPARED_MAX as u8 {
+            assert_eq!(origins.prepared, usize::from(seed));
+            let key = SigningKey::from_bytes(&[seed; 32]);
+            let origin = NodeId(key.verifying_key().to_bytes());
+            let topic = Topic::parse("t").unwrap();
+            let mut envelope = Envelope { origin, seq: 1, time: 2, topic, signature: None };
+            let id = envelope.id(b"payload");
+            envelope.sign(id, &key);
+            for _ in 0..33 {
+                assert!(origins.signed(&envelope, id));
+            }
+            envelope.time += 1;
+            assert!(!origins.signed(&envelope, id), "prepared or not, what is signed is what counts");
+        }
+        assert_eq!((origins.prepared, origins.keys.len()), (0, 0), "one too many");
     }
 
     #[test]

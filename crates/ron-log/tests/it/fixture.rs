@@ -24,7 +24,7 @@ pub(crate) fn ml_dsa(seed: u8) -> (ml_dsa_44::PublicKey, ml_dsa_44::PrivateKey) 
 }
 
 pub(crate) fn ed_key(seed: u8) -> PublicKey {
-    PublicKey::Ed25519(key(seed).verifying_key())
+    PublicKey::Ed25519(key(seed).verifying_key().into())
 }
 
 pub(crate) fn ml_key(seed: u8) -> PublicKey {

@@ -138,7 +138,7 @@ pub(crate) fn read_roots(file: &Path) -> anyhow::Result<TrustRoots> {
 
 pub(crate) fn note_key(roots: &TrustRoots, text: &str) -> Result<NoteKey, Usage> {
     match PublicKey::parse(text) {
-        Ok(PublicKey::Ed25519(key)) => Ok(NoteKey::ed25519(&roots.log, key)),
+        Ok(PublicKey::Ed25519(key)) => Ok(NoteKey::ed25519(&roots.log, *key.verifying_key())),
         _ => Err(Usage(format!("--log-key {text}: expected ed25519:… as the node prints it"))),
     }
 }

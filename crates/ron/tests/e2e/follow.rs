@@ -21,7 +21,7 @@ pub(crate) struct Registry {
 fn set(keys: &[SigningKey], of: &[usize]) -> SignerSet {
     let signer = |index: &usize| Signer {
         id: format!("s{index}"),
-        keys: vec![ron_log::key::PublicKey::Ed25519(keys[*index].verifying_key())],
+        keys: vec![ron_log::key::PublicKey::Ed25519(keys[*index].verifying_key().into())],
         roles: vec![Role::Approve],
         not_after: None,
     };

@@ -22,7 +22,7 @@ struct Registry {
 fn trust_roots(keys: &[SigningKey]) -> TrustRoots {
     let signer = |(index, key): (usize, &SigningKey)| Signer {
         id: format!("s{index}"),
-        keys: vec![ron_log::key::PublicKey::Ed25519(key.verifying_key())],
+        keys: vec![ron_log::key::PublicKey::Ed25519(key.verifying_key().into())],
         roles: vec![Role::Propose, Role::Approve, Role::Commit],
         not_after: None,
     };

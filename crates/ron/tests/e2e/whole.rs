@@ -47,7 +47,7 @@ impl Whole {
                 false,
                 vec![Signer {
                     id: "one".into(),
-                    keys: vec![ron_log::key::PublicKey::Ed25519(signer.verifying_key())],
+                    keys: vec![ron_log::key::PublicKey::Ed25519(signer.verifying_key().into())],
                     roles: vec![Role::Propose, Role::Approve, Role::Commit],
                     not_after: None,
                 }],

@@ -49,7 +49,7 @@ fn answered(stream: &mut TcpStream, corr: u64) -> Option<()> {
 fn open(address: &str, number: u32) -> Option<TcpStream> {
     let mut seed = [9; 32];
     seed[..4].copy_from_slice(&number.to_be_bytes());
-    let key = PublicKey::Ed25519(SigningKey::from_bytes(&seed).verifying_key());
+    let key = PublicKey::Ed25519(SigningKey::from_bytes(&seed).verifying_key().into());
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
     stream.write_all(&control(1, &format!("{{\"node\":\"{key}\"}}"))).ok()?;

@@ -367,7 +367,7 @@ fn an_auditor_asks_for_the_witnesses_word_too() {
     assert_eq!(run(&["export", "log.export", "--url", &url]).0, 0);
     assert_eq!(run(&["proof", "1", "--out", "one.tlog-proof", "--url", &url]).0, 0);
     let log = log_key(&registry).key;
-    let log = ron_log::key::PublicKey::Ed25519(log).to_string();
+    let log = ron_log::key::PublicKey::Ed25519(log.into()).to_string();
     let good = witness.key.to_string();
     let other = Witness::start("other.example", 73).key.to_string();
     for (what, said) in [
