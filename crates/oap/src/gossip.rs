@@ -18,6 +18,7 @@ mod peer;
 pub mod random;
 mod score;
 mod seen;
+pub mod signature;
 pub mod wire;
 
 pub use config::Config;

@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// Calls and frames of one round, after which other tasks get their turn.
 const CALLS_AT_ONCE: usize = 128;
@@ -74,6 +75,9 @@ struct Gossip {
     greylisted: BTreeMap<NodeId, (Duration, Offence)>,
     pressure: Pressure,
     frames: Vec<Incoming>,
+    /// What is to be published in this round, and who waits to hear of it.
+    collected: Vec<(Topic, Bytes)>,
+    askers: Vec<oneshot::Sender<Result<Published, PublishError>>>,
     look_due: Duration,
     /// What of the ledger is in the queue's own counter already.
     dropped: u64,
@@ -104,6 +108,8 @@ impl Gossip {
             greylisted: BTreeMap::new(),
             pressure: Pressure::default(),
             frames: Vec::new(),
+            collected: Vec::new(),
+            askers: Vec::new(),
             look_due: now.mono,
             dropped: 0,
             drains: false,
@@ -120,6 +126,7 @@ impl Gossip {
             calls += 1;
             self.call(now, call);
         }
+        self.publish_collected(now);
         let mut frames = std::mem::take(&mut self.frames);
         self.shared.take(FRAMES_AT_ONCE, &mut frames);
         let busy = calls == CALLS_AT_ONCE || frames.len() == FRAMES_AT_ONCE;
@@ -138,6 +145,9 @@ impl Gossip {
     }
 
     fn call(&mut self, now: Now, call: Call) {
+        if !matches!(call, Call::Publish { .. }) {
+            self.publish_collected(now);
+        }
         match call {
             Call::Open { link, node, max_frame, answer } => {
                 let opened = self.open(now, &link, node, max_frame);
@@ -154,19 +164,12 @@ impl Gossip {
             Call::Refused(peer, corr) => self.engine.refused(now, peer, corr),
             Call::Offend(peer, offence) => self.engine.offend(now, peer, offence),
             Call::Publish { topic, payload, answer } => {
-                let published = self.publish(now, &topic, payload);
-                // Whoever asked may have given up; the message is published all the same.
-                let _ = answer.send(published);
+                self.collected.push((topic, payload));
+                self.askers.push(answer);
             }
             Call::PublishAll { topic, payloads, answer } => {
-                let mut done = Vec::with_capacity(payloads.len());
-                for payload in payloads {
-                    done.push(self.publish(now, &topic, payload));
-                    if done.last() == Some(&Err(PublishError::Busy)) {
-                        break;
-                    }
-                }
-                let _ = answer.send(done);
+                let messages = payloads.into_iter().map(|payload| (topic.clone(), payload)).collect();
+                let _ = answer.send(self.publish(now, messages, true));
             }
             Call::Follow(topic) => self.engine.follow(now, &topic),
             Call::Unfollow(topic) => self.engine.unfollow(&topic),
@@ -180,10 +183,31 @@ impl Gossip {
         }
     }
 
-    fn publish(&mut self, now: Now, topic: &Topic, payload: Bytes) -> Result<Published, PublishError> {
-        let published = self.engine.publish(now, topic, payload);
-        if published == Err(PublishError::Busy) {
-            self.shared.busy(EGRESS.name, 1);
+    /// Messages that came one by one and are published together: a signature for all of them costs as much as for one.
+    fn publish_collected(&mut self, now: Now) {
+        if self.collected.is_empty() {
+            return;
+        }
+        let published = {
+            let messages = std::mem::take(&mut self.collected);
+            self.publish(now, messages, false)
+        };
+        for (answer, published) in self.askers.drain(..).zip(published) {
+            // Whoever asked may have given up; the message is published all the same.
+            let _ = answer.send(published);
+        }
+    }
+
+    fn publish(
+        &mut self,
+        now: Now,
+        messages: Vec<(Topic, Bytes)>,
+        until_busy: bool,
+    ) -> Vec<Result<Published, PublishError>> {
+        let published = self.engine.publish_all(now, messages, until_busy);
+        let busy = published.iter().filter(|one| **one == Err(PublishError::Busy)).count();
+        if busy > 0 {
+            self.shared.busy(EGRESS.name, busy as u64);
         }
         published
     }

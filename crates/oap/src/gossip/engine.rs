@@ -11,12 +11,13 @@ use super::egress::{Ceiling, Egress, Refused, SharedEgress};
 use super::fair::Lane;
 use super::history::{History, Kept, millis};
 use super::ledger::{Cause, Ledger, Outcome, Queue};
-use super::message::{Author, Envelope, MessageId, Mixing, Origins, Topic};
+use super::message::{Envelope, MessageId, Mixing, Topic};
 use super::missing::Missing;
 use super::peer::Peer;
 use super::random::Random;
 use super::score::{Offence, Scores};
 use super::seen::{First, Seen};
+use super::signature::{Author, Origins};
 use super::wire::{Gossip, TOPICS_MAX, flow};
 use super::{Config, PeerId};
 use crate::control::Goaway;
@@ -278,22 +279,53 @@ impl Engine {
     }
 
     pub fn publish(&mut self, now: Now, topic: &Topic, payload: Bytes) -> Result<Published, PublishError> {
+        self.publish_all(now, vec![(topic.clone(), payload)], false).pop().unwrap_or(Err(PublishError::Busy))
+    }
+
+    /// Publishes several messages, which are signed together. With `until_busy` what follows one that nobody had room
+    /// for is not tried, and has no result.
+    pub fn publish_all(
+        &mut self,
+        now: Now,
+        messages: Vec<(Topic, Bytes)>,
+        until_busy: bool,
+    ) -> Vec<Result<Published, PublishError>> {
+        let mut made: Vec<_> = messages.into_iter().map(|(topic, payload)| self.make(now, topic, payload)).collect();
+        if self.config.signed {
+            let leaves: Vec<_> = made.iter().flatten().map(|kept| kept.envelope.leaf(kept.id)).collect();
+            let signed = self.author.sign(&leaves);
+            for (kept, signature) in made.iter_mut().flatten().zip(signed) {
+                kept.envelope.signature = Some(signature);
+            }
+        }
+        let mut done = Vec::with_capacity(made.len());
+        for kept in made {
+            done.push(kept.and_then(|kept| self.send_out(now, kept)));
+            if until_busy && done.last() == Some(&Err(PublishError::Busy)) {
+                break;
+            }
+        }
+        done
+    }
+
+    fn make(&mut self, now: Now, topic: Topic, payload: Bytes) -> Result<Kept, PublishError> {
         if payload.len() > self.config.max_message_bytes {
             return Err(PublishError::TooLarge(payload.len()));
         }
         self.seq = (self.seq + 1).max(now.unix_ms.saturating_mul(1000));
         let (origin, seq, time) = (self.node, self.seq, now.unix_ms);
-        let mut envelope = Envelope { origin, seq, time, topic: topic.clone(), signature: None };
+        let envelope = Envelope { origin, seq, time, topic, signature: None };
         let id = envelope.id(&payload);
-        if self.config.signed {
-            self.author.sign(&mut envelope, id);
-        }
-        let kept = Kept { id, envelope, payload, hops: 0, checked: true };
-        self.touch(now, topic);
+        Ok(Kept { id, envelope, payload, hops: 0, checked: true })
+    }
+
+    fn send_out(&mut self, now: Now, kept: Kept) -> Result<Published, PublishError> {
+        self.touch(now, &kept.envelope.topic);
         let reach = self.relay(now, &kept, None, false);
         if reach.queued + reach.lazy == 0 && reach.refused > 0 {
             return Err(PublishError::Busy);
         }
+        let id = kept.id;
         self.keep(kept, First { from: None, asked: false });
         Ok(Published { id, ..reach })
     }

@@ -144,6 +144,49 @@ fn a_publication_that_nobody_has_room_for_is_busy_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn what_is_published_together_is_signed_together_and_passed_on_by_others() {
+    let config = || Config { max_rps: 0, ..Config::default() };
+    let mut origin = Bench::new(config(), 1);
+    let messages = (0..70).map(|number: u8| (topic(), Bytes::from(vec![number]))).collect();
+    let published = origin.engine.publish_all(at(1), messages, false);
+    assert_eq!(published.iter().flatten().filter(|it| it.queued == 1).count(), 70);
+    // The receiver has heard of the origin, the next one has not.
+    let mut relay = Bench::new(config(), 2);
+    for said in origin.said().remove(0) {
+        relay.hear(at(2), 0, &said);
+    }
+    assert_eq!(relay.delivered().len(), 70);
+    let mut last = Bench::new(config(), 1);
+    let mut passed_on = relay.said().remove(1);
+    // In any order, each by itself.
+    passed_on.reverse();
+    for said in &passed_on {
+        last.hear(at(3), 0, said);
+    }
+    assert_eq!((passed_on.len(), last.delivered().len()), (70, 70));
+    assert_eq!(last.outcome(Outcome::Invalid), 0);
+}
+
+#[test]
+fn of_several_publications_each_has_its_own_outcome_or_all_end_with_the_first_that_is_busy() {
+    let mut config = Config { announce_max: 0, max_rps: 0, max_message_bytes: 10, ..Config::default() };
+    config.egress.frames = 8;
+    let messages = |large: usize| {
+        let payload = |number: usize| Bytes::from(vec![0; if number == large { 11 } else { 1 }]);
+        (0..12).map(|number| (topic(), payload(number))).collect::<Vec<_>>()
+    };
+    let busy = |done: &[Result<_, PublishError>]| done.iter().filter(|it| **it == Err(PublishError::Busy)).count();
+    let mut bench = Bench::new(config.clone(), 1);
+    let done = bench.engine.publish_all(at(1), messages(2), false);
+    assert_eq!((done.len(), done[2].clone()), (12, Err(PublishError::TooLarge(11))));
+    assert_eq!((done.iter().flatten().count(), busy(&done)), (7, 4));
+    let mut bench = Bench::new(config, 1);
+    let done = bench.engine.publish_all(at(1), messages(2), true);
+    assert_eq!((done.len(), done.iter().flatten().count(), busy(&done)), (9, 7, 1));
+    assert_eq!(bench.engine.history(&topic()).count(), 7, "nothing is left of the others");
+}
+
+#[test]
 fn a_budget_turns_pushes_into_announcements() {
     let mut bench = Bench::new(Config::default(), 1);
     let reach: Vec<_> = (0..20)
@@ -244,7 +287,7 @@ fn a_forged_message_does_not_silence_the_true_one() {
     let mut bench = Bench::new(Config::default(), 2);
     let (good, _) = by_99(1, 0, 0);
     let Gossip::Message { hops, mut envelope, payload } = good.clone() else { unreachable!() };
-    envelope.signature.as_mut().expect("signed")[3] ^= 1;
+    envelope.signature.as_mut().expect("signed").bytes[3] ^= 1;
     bench.hear(at(1), 0, &Gossip::Message { hops, envelope: envelope.clone(), payload: payload.clone() });
     envelope.signature = None;
     bench.hear(at(1), 0, &Gossip::Message { hops, envelope, payload });

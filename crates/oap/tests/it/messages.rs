@@ -5,6 +5,7 @@ use bytes::Bytes;
 use ed25519_dalek::SigningKey;
 use oap::frame::{FRAME_MAX, Frame};
 use oap::gossip::message::{Envelope, MessageId, Topic};
+use oap::gossip::signature::Signature;
 use oap::gossip::wire::{Gossip, Window};
 use oap::{Decoded, Decoder, NodeId};
 use proptest::prelude::*;
@@ -32,8 +33,9 @@ fn frame(gossip: &Gossip) -> Frame {
 fn told(payload: &Bytes) -> String {
     let Some(gossip) = Gossip::parse(payload) else { return "unreadable".into() };
     let corr = frame(&gossip).corr;
-    let proof = |envelope: &Envelope, id| match envelope.signature {
+    let proof = |envelope: &Envelope, id| match &envelope.signature {
         None => "unsigned",
+        Some(Signature { path, .. }) if envelope.is_signed(id) && !path.is_empty() => "signed-together",
         Some(_) if envelope.is_signed(id) => "signed",
         Some(_) => "forged",
     };
@@ -85,11 +87,34 @@ fn the_gossip_of_the_document_reads_as_it_says() {
     let (envelope, _) = signed(b"hello");
     let made = frame(&Gossip::Message { hops: 0, envelope, payload: Bytes::from_static(b"hello") });
     assert_eq!(Bytes::from(unhex(lines[1])), made.payload, "the first vector is by that key");
+    let (envelope, _) = signed_together(b"hello");
+    let made = frame(&Gossip::Message { hops: 0, envelope, payload: Bytes::from_static(b"hello") });
+    let hex: String = made.payload.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert!(lines.contains(&hex.as_str()), "a message signed together: {hex}");
+}
+
+/// The second of three messages that were signed together.
+fn signed_together(payload: &'static [u8]) -> (Envelope, MessageId) {
+    let (first, _) = signed(payload);
+    let mut messages: Vec<(Envelope, MessageId)> = (0..3)
+        .map(|number| {
+            let envelope = Envelope { seq: first.seq + number, ..first.clone() };
+            let id = envelope.id(payload);
+            (envelope, id)
+        })
+        .collect();
+    Envelope::sign_all(&mut messages, &SigningKey::from_bytes(&[7; 32]));
+    messages.swap_remove(1)
 }
 
 #[test]
 fn no_byte_of_a_signed_message_can_be_changed() {
-    let (envelope, id) = signed(b"a payload");
+    for (envelope, id) in [signed(b"a payload"), signed_together(b"a payload")] {
+        check_every_bit(envelope, id);
+    }
+}
+
+fn check_every_bit(envelope: Envelope, id: MessageId) {
     assert!(envelope.is_signed(id));
     let payload =
         frame(&Gossip::Message { hops: 3, envelope, payload: Bytes::from_static(b"a payload") }).payload;
@@ -124,10 +149,14 @@ fn topics() -> impl Strategy<Value = Topic> {
 }
 
 fn envelopes() -> impl Strategy<Value = Envelope> {
-    let signature = prop::option::of(prop::collection::vec(any::<u8>(), 64));
+    let path = prop::collection::vec(any::<[u8; 32]>(), 0..=6);
+    let signature = prop::option::of((prop::collection::vec(any::<u8>(), 64), any::<u8>(), path));
     (any::<[u8; 32]>(), any::<u64>(), any::<u64>(), topics(), signature).prop_map(
         |(origin, seq, time, topic, signature)| {
-            let signature = signature.map(|bytes| bytes.try_into().expect("64"));
+            let signature = signature.map(|(bytes, place, path)| {
+                let place = place & ((1_u8 << path.len()) - 1);
+                Signature { bytes: bytes.try_into().expect("64"), place, path }
+            });
             Envelope { origin: NodeId(origin), seq, time, topic, signature }
         },
     )
