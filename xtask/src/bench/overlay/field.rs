@@ -3,10 +3,11 @@
 use super::nodes::{Arrival, Nodes, Published};
 use crate::bench::Bench;
 use ron_testkit::Node;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -16,8 +17,8 @@ pub(super) const NODES: usize = 8;
 pub(super) const TOPIC: &str = "bench";
 /// Hexadecimal digits of the instant that a payload begins with.
 pub(super) const STAMP: usize = 16;
-/// Publications on their way at once, flat out.
-const WINDOW: u64 = 128;
+/// Publications on their way at once, flat out, and messages of one request.
+const WINDOW: usize = 128;
 
 /// Nodes of ron.
 pub(super) struct Field {
@@ -86,13 +87,13 @@ impl Nodes for Field {
     }
 
     fn pace(&mut self, rate: f64, length: Duration, size: usize) -> Option<Published> {
-        let mut publisher = Publisher::start(&self.nodes[0], size, false)?;
+        let mut publisher = Publisher::start(&self.nodes[0], false)?;
         let (from, to) = publisher.pace(rate, length, size)?;
         publisher.finish(from, to)
     }
 
     fn flat_out(&mut self, length: Duration, size: usize) -> Option<Published> {
-        let mut publisher = Publisher::start(&self.nodes[0], size, true)?;
+        let mut publisher = Publisher::start(&self.nodes[0], true)?;
         let (from, to) = publisher.flat_out(length, size)?;
         publisher.finish(from, to)
     }
@@ -185,31 +186,52 @@ struct Told {
     peers_refused: u64,
 }
 
-/// One connection over which messages are published, whose answers are read apart.
+/// One connection over which messages are published, as many in a request as are due, whose answers are read apart.
 struct Publisher {
     stream: TcpStream,
     head: String,
-    sent: u64,
-    answered: Arc<AtomicU64>,
+    sent: usize,
+    answered: Arc<AtomicUsize>,
+    /// How many messages the requests have that are not answered yet.
+    asked: Arc<Mutex<VecDeque<usize>>>,
     reader: JoinHandle<Told>,
     over: Arc<AtomicBool>,
 }
 
 impl Publisher {
     /// `wait` makes each request wait for room.
-    fn start(node: &Node, size: usize, wait: bool) -> Option<Publisher> {
+    fn start(node: &Node, wait: bool) -> Option<Publisher> {
         let stream = TcpStream::connect(node.admin()).ok()?;
         stream.set_nodelay(true).ok()?;
         let token = std::fs::read_to_string(node.dir.path().join("admin.token")).ok()?;
         let wait = if wait { "Request-Timeout: 5\r\n" } else { "" };
         let head = format!(
             "POST /overlay/topics/{TOPIC} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {token}\r\n{wait}\
-             Content-Length: {size}\r\n\r\n"
+             Content-Type: application/x-ndjson\r\nContent-Length: "
         );
-        let (answered, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (count, ends, answers) = (answered.clone(), over.clone(), stream.try_clone().ok()?);
-        let reader = std::thread::spawn(move || read_answers(answers, &count, &ends));
-        Some(Publisher { stream, head, sent: 0, answered, reader, over })
+        let (answered, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let asked: Arc<Mutex<VecDeque<usize>>> = Arc::default();
+        let answers = Answers {
+            stream: stream.try_clone().ok()?,
+            count: answered.clone(),
+            asked: asked.clone(),
+            over: over.clone(),
+        };
+        let reader = std::thread::spawn(move || answers.read());
+        Some(Publisher { stream, head, sent: 0, answered, asked, reader, over })
+    }
+
+    /// Publishes messages of these instants.
+    fn send(&mut self, dues: &[u64], size: usize) -> Option<()> {
+        let mut batch = String::new();
+        for dues in dues.chunks(WINDOW) {
+            let lines: String =
+                dues.iter().map(|due| format!("{{\"payload\":\"{}\"}}\n", payload(*due, size))).collect();
+            write!(batch, "{}{}\r\n\r\n{lines}", self.head, lines.len()).ok()?;
+            self.asked.lock().unwrap_or_else(PoisonError::into_inner).push_back(dues.len());
+        }
+        self.sent += dues.len();
+        self.stream.write_all(batch.as_bytes()).ok()
     }
 
     /// Publishes at a rate, each message at its instant; says from when to when.
@@ -219,14 +241,10 @@ impl Publisher {
         let mut next = 0;
         while next < count {
             let due = ((clock.elapsed().as_secs_f64() * rate) as u64 + 1).min(count);
-            let mut batch = String::new();
-            for number in next..due {
-                batch.push_str(&self.head);
-                batch.push_str(&payload(begun + (number as f64 * 1e9 / rate) as u64, size));
-            }
-            self.sent += due - next;
+            let dues: Vec<u64> =
+                (next..due).map(|number| begun + (number as f64 * 1e9 / rate) as u64).collect();
+            self.send(&dues, size)?;
             next = due;
-            self.stream.write_all(batch.as_bytes()).ok()?;
             std::thread::sleep(Duration::from_micros(200).max(Duration::from_secs_f64(0.5 / rate)));
         }
         Some((begun, unix_nanos()))
@@ -241,10 +259,7 @@ impl Publisher {
                 std::thread::sleep(Duration::from_micros(50));
                 continue;
             }
-            let due = unix_nanos();
-            let batch: String = (0..room).map(|_| self.head.clone() + &payload(due, size)).collect();
-            self.sent += room;
-            self.stream.write_all(batch.as_bytes()).ok()?;
+            self.send(&vec![unix_nanos(); room], size)?;
         }
         Some((begun, unix_nanos()))
     }
@@ -270,37 +285,49 @@ impl Publisher {
     }
 }
 
-/// Counts answers by their statuses until the connection ends.
-fn read_answers(stream: TcpStream, count: &AtomicU64, over: &AtomicBool) -> Told {
-    let (mut told, mut lines) = (Told::default(), BufReader::with_capacity(64 << 10, stream));
-    let mut line = String::new();
-    loop {
-        let (mut accepted, mut length) = (false, 0);
+/// What comes back to a publisher.
+struct Answers {
+    stream: TcpStream,
+    count: Arc<AtomicUsize>,
+    asked: Arc<Mutex<VecDeque<usize>>>,
+    over: Arc<AtomicBool>,
+}
+
+impl Answers {
+    /// Counts messages by what the answers say of them until the connection ends.
+    fn read(self) -> Told {
+        let Answers { stream, count, asked, over } = self;
+        let (mut told, mut lines) = (Told::default(), BufReader::with_capacity(64 << 10, stream));
+        let mut line = String::new();
         loop {
-            line.clear();
-            if !matches!(lines.read_line(&mut line), Ok(read) if read > 0) || over.load(Ordering::Relaxed) {
+            let (mut accepted, mut length) = (false, 0);
+            loop {
+                line.clear();
+                if !matches!(lines.read_line(&mut line), Ok(read) if read > 0) || over.load(Ordering::Relaxed)
+                {
+                    return told;
+                }
+                let lower = line.to_ascii_lowercase();
+                if let Some(status) = lower.strip_prefix("http/1.1 ") {
+                    accepted = status.starts_with("202");
+                } else if let Some(value) = lower.strip_prefix("content-length:") {
+                    length = value.trim().parse().unwrap_or(0);
+                } else if line == "\r\n" {
+                    break;
+                }
+            }
+            let mut body = vec![0; length];
+            if lines.read_exact(&mut body).is_err() {
                 return told;
             }
-            let lower = line.to_ascii_lowercase();
-            if let Some(status) = lower.strip_prefix("http/1.1 ") {
-                accepted = status.starts_with("202");
-            } else if let Some(value) = lower.strip_prefix("content-length:") {
-                length = value.trim().parse().unwrap_or(0);
-            } else if line == "\r\n" {
-                break;
-            }
-        }
-        let mut body = vec![0; length];
-        if lines.read_exact(&mut body).is_err() {
-            return told;
-        }
-        if accepted {
-            told.accepted += 1;
+            let asked = asked.lock().unwrap_or_else(PoisonError::into_inner).pop_front().unwrap_or(0);
             let body: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
-            told.peers_refused += body["refused"].as_u64().unwrap_or(0);
-        } else {
-            told.refused += 1;
+            let taken = if accepted { body["accepted"].as_u64().unwrap_or(0) } else { 0 };
+            told.accepted += taken;
+            told.refused += (asked as u64).saturating_sub(taken);
+            let messages = body["messages"].as_array().into_iter().flatten();
+            told.peers_refused += messages.filter_map(|one| one["refused"].as_u64()).sum::<u64>();
+            count.fetch_add(asked, Ordering::Relaxed);
         }
-        count.fetch_add(1, Ordering::Relaxed);
     }
 }
