@@ -62,9 +62,10 @@ pub(crate) struct Keys {
     missed: Notify,
     /// Told when a fetch is over, whatever it brought.
     fetched: Notify,
-    /// Fetches begun, and the last of them that is over.
+    /// Fetches begun, the last of them that is over, and the last that somebody waits for.
     begun: AtomicU64,
     over: AtomicU64,
+    wanted: AtomicU64,
     /// From when on an unknown key leads to a fetch at once; nobody knows before the first fetch.
     fetches_from: ArcSwapOption<Instant>,
     /// Places for those who wait for such a fetch.
@@ -96,21 +97,27 @@ impl Keys {
             fetched: Notify::new(),
             begun: AtomicU64::new(0),
             over: AtomicU64::new(0),
+            wanted: AtomicU64::new(0),
             fetches_from: ArcSwapOption::empty(),
             places: Semaphore::new(WAITING_MAX),
         }
     }
 
-    /// A key is not known: asks for a fetch, and waits for it if it begins soon. One that had begun before may have
-    /// been answered before the key was there.
-    async fn fetch_is_over(&self) {
-        let awaited = self.begun.load(Ordering::SeqCst) + 1;
-        self.missed.notify_one();
-        let soon = Instant::now() + FETCH_SOON;
-        if !self.fetches_from.load().as_ref().is_some_and(|from| **from <= soon) {
-            return;
+    /// A key is not known: waits for the fetch that is under way, or else asks for one and waits if it begins soon.
+    /// Says whether that was one which had begun before, and may have been answered before the key was there.
+    async fn fetch_is_over(&self) -> bool {
+        let begun = self.begun.load(Ordering::SeqCst);
+        let under_way = begun > self.over.load(Ordering::SeqCst);
+        let awaited = begun + u64::from(!under_way);
+        if !under_way {
+            self.wanted.fetch_max(awaited, Ordering::SeqCst);
+            self.missed.notify_one();
+            let soon = Instant::now() + FETCH_SOON;
+            if !self.fetches_from.load().as_ref().is_some_and(|from| **from <= soon) {
+                return false;
+            }
         }
-        let Ok(_place) = self.places.try_acquire() else { return };
+        let Ok(_place) = self.places.try_acquire() else { return false };
         let over = async {
             loop {
                 let mut fetched = pin!(self.fetched.notified());
@@ -123,6 +130,12 @@ impl Keys {
         };
         // Whoever is not told in time is judged by the keys there are.
         let _ = tokio::time::timeout(FETCH_PATIENCE, over).await;
+        under_way
+    }
+
+    /// Whether somebody waits for a fetch that has not begun.
+    fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::SeqCst) > self.begun.load(Ordering::SeqCst)
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -132,9 +145,10 @@ impl Keys {
 
 impl Auth {
     /// See [`Keys::fetch_is_over`].
-    pub(crate) async fn fetch_is_over(&self) {
-        if let Auth::Jwt(jwt) = self {
-            jwt.keys.fetch_is_over().await;
+    pub(crate) async fn fetch_is_over(&self) -> bool {
+        match self {
+            Auth::Jwt(jwt) => jwt.keys.fetch_is_over().await,
+            _ => false,
         }
     }
 

@@ -365,6 +365,7 @@ async fn overload_watch(service: Service, proxy: Arc<Proxy>) -> TaskResult {
                 tracing::warn!("overload: writes are shed");
                 proxy.set_degraded(true);
                 service.lose(OVERLOAD, Severity::WritesShed);
+                service.explain(OVERLOAD, "the queue of waiting requests stays full");
             }
             Some(false) => {
                 tracing::info!("overload is over");

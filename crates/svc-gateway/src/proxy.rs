@@ -275,9 +275,11 @@ impl Proxy {
             return answer;
         }
         let mut planned = snapshot.plan(&self.asked(&request, conn, begun), sender, seen, &mut take);
-        if planned.as_ref().is_err_and(|refused| refused.detail == UNKNOWN_KEY) {
-            // The issuer may have signed with a key that is newer than the last fetch.
-            Box::pin(snapshot.auth().fetch_is_over()).await;
+        // The issuer may have signed with a key that is newer than the last fetch.
+        let mut fetches = 2;
+        while fetches > 0 && planned.as_ref().is_err_and(|refused| refused.detail == UNKNOWN_KEY) {
+            let may_be_old = Box::pin(snapshot.auth().fetch_is_over()).await;
+            fetches = if may_be_old { fetches - 1 } else { 0 };
             planned = snapshot.plan(&self.asked(&request, conn, begun), sender, seen, &mut take);
         }
         let plan = planned?;

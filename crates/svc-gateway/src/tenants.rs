@@ -272,7 +272,7 @@ impl Tenants {
             }
             Auth::Biscuit(verifier) => {
                 let opened = admit(verifier, sent, route, from).map_err(|reason| match reason {
-                    Reason::Forbidden => forbidden(route),
+                    Reason::Forbidden => narrowed(route),
                     Reason::TokenExpired => challenge(reason, "the capability has expired"),
                     Reason::TokenAudience => challenge(reason, "the capability is for another service"),
                     Reason::TokenRevoked => challenge(reason, "the capability is revoked"),
@@ -324,6 +324,15 @@ fn forbidden(route: &RouteSettings) -> Rejection {
     if !route.scopes.is_empty() {
         rejection.detail = format!("{refused}: it needs the scope {}", route.scopes.join(" and ")).into();
     }
+    rejection
+}
+
+/// A capability may have the scope and still be narrowed to something else.
+fn narrowed(route: &RouteSettings) -> Rejection {
+    let mut rejection = forbidden(route);
+    let beside = if route.scopes.is_empty() { ':' } else { ',' };
+    let how = "and must not be narrowed to another scope, method or path (`ron token inspect` shows to what)";
+    rejection.detail = format!("{}{beside} {how}", rejection.detail).into();
     rejection
 }
 

@@ -290,7 +290,8 @@ impl Engine {
         messages: Vec<(Topic, Bytes)>,
         until_busy: bool,
     ) -> Vec<Result<Published, PublishError>> {
-        let mut made: Vec<_> = messages.into_iter().map(|(topic, payload)| self.make(now, topic, payload)).collect();
+        let mut made: Vec<_> =
+            messages.into_iter().map(|(topic, payload)| self.make(now, topic, payload)).collect();
         if self.config.signed {
             let leaves: Vec<_> = made.iter().flatten().map(|kept| kept.envelope.leaf(kept.id)).collect();
             let signed = self.author.sign(&leaves);

@@ -175,7 +175,8 @@ fn of_several_publications_each_has_its_own_outcome_or_all_end_with_the_first_th
         let payload = |number: usize| Bytes::from(vec![0; if number == large { 11 } else { 1 }]);
         (0..12).map(|number| (topic(), payload(number))).collect::<Vec<_>>()
     };
-    let busy = |done: &[Result<_, PublishError>]| done.iter().filter(|it| **it == Err(PublishError::Busy)).count();
+    let busy =
+        |done: &[Result<_, PublishError>]| done.iter().filter(|it| **it == Err(PublishError::Busy)).count();
     let mut bench = Bench::new(config.clone(), 1);
     let done = bench.engine.publish_all(at(1), messages(2), false);
     assert_eq!((done.len(), done[2].clone()), (12, Err(PublishError::TooLarge(11))));

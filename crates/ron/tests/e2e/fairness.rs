@@ -646,7 +646,7 @@ fn what_comes_in_a_drain_and_must_wait_has_its_turn_too() {
 #[test]
 fn writes_are_shed_first_when_the_queue_stays_full_and_come_back() {
     let origin = Origin::start(|_| Script::After(Duration::from_millis(50)));
-    let rest = tenants(&[("a", "")]);
+    let rest = tenants(&[("a", ""), ("b", "")]);
     let node = Node::start(&["gateway"], &slow(&origin, "fair_queue = { work_capacity = 10 }", 2, &rest));
     let load = Load::start(&node, "a", 30);
     node.eventually("readiness says so", |node| {
@@ -659,6 +659,9 @@ fn writes_are_shed_first_when_the_queue_stays_full_and_come_back() {
     assert!(node.metric("rejected_total{service=\"gateway\",reason=\"degraded\"}") >= 1.0);
     let before = load.good();
     node.eventually("reads go on", |_| load.good() > before + 10.0);
+    let other = request(&node.gateway(), "POST", "/", &[("X-Api-Key", "b")], b"x").unwrap();
+    assert_eq!((other.status, node.metric("gateway_degraded")), (200, 1.0), "who is within its share has it");
+    assert!(get(&node.admin(), "/readyz").json()["why"]["gateway.overload"].is_string());
     load.end();
     node.eventually("it is over", |node| get(&node.admin(), "/readyz").status == 200);
     let write = request(&node.gateway(), "POST", "/", &[("X-Api-Key", "a")], b"x").unwrap();

@@ -97,6 +97,10 @@ impl KeySet {
         self.keys.len()
     }
 
+    pub(crate) fn ids(&self) -> impl Iterator<Item = Option<&str>> {
+        self.keys.iter().map(|key| key.id.as_deref())
+    }
+
     /// Whether a key of that id could check this algorithm; without an id, whether any could.
     pub(crate) fn knows(&self, id: Option<&str>, algorithm: JwtAlgorithm) -> bool {
         self.fitting(id, algorithm).next().is_some()

@@ -67,7 +67,12 @@ pub(crate) async fn refresh(
             biased;
             () = service.shutdown().draining() => return Ok(()),
             changed = config.changed() => { changed?; continue; }
-            () = keys.missed.notified() => { schedule.hasten(Instant::now()); continue; }
+            () = keys.missed.notified() => {
+                if keys.is_wanted() {
+                    schedule.hasten(Instant::now());
+                }
+                continue;
+            }
             () = tokio::time::sleep_until(schedule.due.into()) => {}
         }
         let number = keys.begun.fetch_add(1, Ordering::SeqCst) + 1;
@@ -119,6 +124,8 @@ impl Schedule {
         match fetched {
             Ok(set) => {
                 tracing::debug!(keys = set.len(), "keys of JWTs fetched");
+                // Nobody but the issuer can bring that about, as often as it likes.
+                self.hastened &= keys.set.load().as_ref().is_some_and(|known| known.ids().eq(set.ids()));
                 keys.set.store(Some(Arc::new(set)));
             }
             Err(error) => tracing::warn!(error, kept = keys.count(), "keys of JWTs could not be fetched"),
@@ -200,38 +207,68 @@ mod tests {
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use serde_json::json;
     use std::pin::Pin;
-    use std::task::{Context, Waker};
+    use std::task::{Context, Poll, Waker};
 
     #[tokio::test]
     async fn so_many_wait_for_a_fetch_that_begins_soon_and_others_do_not() {
+        type Wait<'a> = Pin<Box<dyn Future<Output = bool> + 'a>>;
         let keys = Keys::new(None, ArcSwapOption::empty());
-        let is_pending = |one: &mut Pin<Box<dyn Future<Output = ()> + '_>>| {
-            one.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
-        };
-        let wait = || -> Pin<Box<dyn Future<Output = ()> + '_>> { Box::pin(keys.fetch_is_over()) };
-        assert!(!is_pending(&mut wait()), "nothing was ever fetched");
+        let poll = |one: &mut Wait<'_>| one.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let wait = || -> Wait<'_> { Box::pin(keys.fetch_is_over()) };
+        assert_eq!(poll(&mut wait()), Poll::Ready(false), "nothing was ever fetched");
         let (mut schedule, now) = (Schedule::new(Instant::now()), Instant::now());
-        let over = |number: u64| {
+        let begins = |number: u64| keys.begun.store(number, Ordering::SeqCst);
+        let ends = |number: u64| {
             keys.over.store(number, Ordering::SeqCst);
             keys.fetched.notify_waiters();
         };
+        begins(1);
         schedule.learn(&keys, Err("nobody answers".to_owned()), MISS_GAP, now);
-        keys.begun.store(1, Ordering::SeqCst);
+        ends(1);
         let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| wait()).collect();
-        assert!(waiting.iter_mut().all(is_pending));
-        assert!(!is_pending(&mut wait()), "no place is left");
-        over(1);
-        assert!(waiting.iter_mut().all(is_pending), "it had begun before the key was missed");
-        keys.begun.store(2, Ordering::SeqCst);
-        over(2);
-        assert!(!waiting.iter_mut().any(is_pending), "whatever it brought");
+        assert!(waiting.iter_mut().all(|one| poll(one).is_pending()) && keys.is_wanted());
+        assert_eq!(poll(&mut wait()), Poll::Ready(false), "no place is left");
+        begins(2);
+        assert!(waiting.iter_mut().all(|one| poll(one).is_pending()) && !keys.is_wanted());
+        ends(2);
+        assert!(waiting.iter_mut().all(|one| poll(one) == Poll::Ready(false)), "whatever it brought");
         drop(waiting);
-        assert!(is_pending(&mut wait()), "places are given back");
+        begins(3);
+        let mut late = wait();
+        assert!(poll(&mut late).is_pending(), "places are given back");
+        assert!(!keys.is_wanted(), "one that is under way may do");
+        ends(3);
+        assert_eq!(poll(&mut late), Poll::Ready(true), "or not");
         for _ in 0..MISS_BURST {
             schedule.hastened = true;
             schedule.learn(&keys, Err("nobody answers".to_owned()), MISS_GAP, now);
         }
-        assert!(!is_pending(&mut wait()), "the next is not made soon");
+        assert_eq!(poll(&mut wait()), Poll::Ready(false), "the next is not made soon");
+    }
+
+    #[test]
+    fn fetches_that_brought_a_new_key_are_not_held_against_anybody() {
+        let set = |id: u8| {
+            let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+            let pair = Ed25519KeyPair::from_seed_unchecked(&[id; 32]).unwrap();
+            let point = encode(pair.public_key().as_ref());
+            let key = json!({"kty": "OKP", "crv": "Ed25519", "kid": id.to_string(), "x": point});
+            Ok(KeySet::parse(json!({"keys": [key]}).to_string().as_bytes()).unwrap())
+        };
+        let (keys, every) = (Keys::new(None, ArcSwapOption::empty()), Duration::from_secs(600));
+        let mut schedule = Schedule::new(Instant::now());
+        schedule.learn(&keys, set(0), every, schedule.due);
+        let mut missed = |id: u8| {
+            let now = schedule.last.unwrap() + MISS_SPACING;
+            schedule.hasten(now);
+            let waited = schedule.due - now;
+            schedule.learn(&keys, set(id), every, schedule.due);
+            waited
+        };
+        assert!((1..100).all(|id| missed(id).is_zero()));
+        let waited: Vec<_> = (0..=MISS_BURST).map(|_| missed(99)).collect();
+        assert!(waited.iter().take(MISS_BURST as usize).all(Duration::is_zero), "{waited:?}");
+        assert!(waited[MISS_BURST as usize] > MISS_GAP / 2, "{waited:?}");
     }
 
     #[test]

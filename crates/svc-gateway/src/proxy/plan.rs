@@ -183,10 +183,6 @@ impl Snapshot {
         if budget.is_over(asked.begun) {
             return Err(Rejection::new(Reason::Deadline, "the deadline had passed when the request came"));
         }
-        if asked.degraded && !request.method().is_safe() {
-            let detail = "the gateway is over its capacity and answers reads only";
-            return Err(Rejection::new(Reason::Degraded, detail).retry_after(2));
-        }
         let codings = if route.decode { decode::codings(headers) } else { Some(Vec::new()) };
         let detail = "expected gzip, deflate, br or zstd, at most 2 of them";
         let codings = codings.ok_or_else(|| Rejection::new(Reason::UnsupportedEncoding, detail))?;
@@ -206,6 +202,12 @@ impl Snapshot {
             && let Some(rate) = Rate::new(settings.tenants[tenant].rps, settings.quotas.burst_factor)
         {
             quota(Quota::Tenant(caller.tenant.id), rate)?;
+        }
+        // Who has nothing waiting is within its share, whoever fills the queue.
+        if asked.degraded && !request.method().is_safe() && self.tenants.standing(&caller).queued() > 0 {
+            let detail =
+                "the gateway is over its capacity: of who has requests waiting it answers reads only";
+            return Err(Rejection::new(Reason::Degraded, detail).retry_after(2));
         }
         let request_cost = settings.fair_queue.request_cost_bytes.0 + asked.body_len.unwrap_or(cap / 4);
         Ok(Plan { index, client, route, trusted, cap, codings, budget, caller, request_cost })
