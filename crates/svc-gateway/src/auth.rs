@@ -113,7 +113,7 @@ impl Keys {
             self.wanted.fetch_max(awaited, Ordering::SeqCst);
             self.missed.notify_one();
             let soon = Instant::now() + FETCH_SOON;
-            if !self.fetches_from.load().as_ref().is_some_and(|from| **from <= soon) {
+            if self.fetches_from.load().as_ref().is_none_or(|from| **from > soon) {
                 return false;
             }
         }

@@ -314,7 +314,8 @@ settings! {
         audience: String = String::new() => Hot;
         /// Signature algorithms that are believed.
         algorithms: Vec<JwtAlgorithm> = vec![JwtAlgorithm::EdDsa, JwtAlgorithm::Es256, JwtAlgorithm::Rs256] => Hot;
-        /// Time between two fetches. A token with an unknown key leads to one sooner, at most every 5 seconds.
+        /// Time between two fetches. A token with an unknown key leads to one sooner: five may come at once, then one
+        /// every 5 seconds.
         refresh: Span = Span::secs(600) => Hot;
         /// TLS towards `jwks_url`.
         tls: ClientTlsSettings = ClientTlsSettings::default() => Hot;

@@ -214,7 +214,14 @@ impl<J> FairQueue<J> {
         let wait = self.wait(entry.lane, entry.tenant, entry.quantum);
         let late = |wait: &Duration| now.checked_add(*wait).is_none_or(|at| at > entry.deadline);
         if let Some(wait) = wait.filter(late) {
-            return Pushed::Hopeless(entry.job, wait);
+            // With more than its share waiting it is its own jobs that it would wait for.
+            let (held, share) = self.held_and_share(entry.tenant, entry.quantum);
+            let own = held > share;
+            return if own {
+                Pushed::Busy(entry.job, Full { share, wait })
+            } else {
+                Pushed::Hopeless(entry.job, wait)
+            };
         }
         if self.queued < self.shape.capacity {
             return Pushed::Queued(self.enqueue(entry));

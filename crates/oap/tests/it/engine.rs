@@ -179,7 +179,7 @@ fn of_several_publications_each_has_its_own_outcome_or_all_end_with_the_first_th
         |done: &[Result<_, PublishError>]| done.iter().filter(|it| **it == Err(PublishError::Busy)).count();
     let mut bench = Bench::new(config.clone(), 1);
     let done = bench.engine.publish_all(at(1), messages(2), false);
-    assert_eq!((done.len(), done[2].clone()), (12, Err(PublishError::TooLarge(11))));
+    assert_eq!((done.len(), done[2]), (12, Err(PublishError::TooLarge(11))));
     assert_eq!((done.iter().flatten().count(), busy(&done)), (7, 4));
     let mut bench = Bench::new(config, 1);
     let done = bench.engine.publish_all(at(1), messages(2), true);

@@ -227,6 +227,13 @@ fn what_cannot_be_done_in_time_is_refused_at_once_and_what_has_expired_not_charg
     assert!((2.0..4.5).contains(&wait.as_secs_f64()), "300 jobs at 100 a second: {wait:?}");
     let in_time = bench.queue.push(entry(bench.now + Duration::from_secs(10), 8), bench.now);
     assert!(matches!(in_time, Pushed::Queued(_)));
+    // With others about, those 300 are more than its share: it is not the capacity that it waits for.
+    for id in 2..10 {
+        bench.push(AUTHED, id, 1000);
+    }
+    let own = bench.queue.push(entry(bench.now + Duration::from_secs(1), 9), bench.now);
+    let Pushed::Busy(9, Full { share, wait }) = own else { panic!("{own:?}") };
+    assert!(share < 300 && wait > Duration::from_secs(1), "{share} {wait:?}");
     bench.now = start + Duration::from_secs(7200);
     let late = bench.queue.pop(0, bench.now).unwrap();
     assert!(late.expired);
