@@ -240,6 +240,12 @@ impl Gate {
         tenants.map(|(tenant, quantum)| queue.held_and_share(tenant, quantum).1).collect()
     }
 
+    /// Whether a tenant has much waiting: more than half of what it is entitled to.
+    pub(crate) fn presses(&self, tenant: Tenant, quantum: u64) -> bool {
+        let (held, share) = self.queue.lock().held_and_share(tenant, quantum);
+        held > share / 2
+    }
+
     pub(crate) fn running(&self, class: usize) -> usize {
         self.running[class].load(Ordering::Relaxed)
     }

@@ -255,9 +255,14 @@ impl Proxy {
         self.quotas.trim(&self.snapshot.load().settings.quotas, now);
     }
 
-    fn asked<'a>(&self, request: &'a Request<Body>, conn: &'a ConnInfo, begun: Instant) -> Asked<'a> {
-        let (body_len, degraded) = (request.body().exact_len(), self.is_degraded());
-        Asked { request, body_len, peer: conn.peer.ip(), names: &conn.names[..], begun, degraded }
+    fn asked<'a>(&'a self, request: &'a Request<Body>, conn: &'a ConnInfo, begun: Instant) -> Asked<'a> {
+        let (body_len, overloaded) = (request.body().exact_len(), self.overloaded());
+        Asked { request, body_len, peer: conn.peer.ip(), names: &conn.names[..], begun, overloaded }
+    }
+
+    /// The queue, while writes are shed.
+    fn overloaded(&self) -> Option<&Gate> {
+        self.is_degraded().then_some(&*self.gate)
     }
 
     async fn answer(

@@ -20,10 +20,10 @@ impl Proxy {
         let mut seen = Seen::default();
         let mut quotas = Vec::new();
         let begun = Instant::now();
-        let degraded = self.is_degraded();
         let Question { request, body_len, peer } = &question;
         let peer = Some(*peer);
-        let asked = Asked { request, body_len: *body_len, peer, names: &[], begun, degraded };
+        let asked =
+            Asked { request, body_len: *body_len, peer, names: &[], begun, overloaded: self.overloaded() };
         let mut note = |quota, rate| {
             quotas.push((quota, rate));
             Ok(())

@@ -6,6 +6,7 @@
 use super::{Snapshot, unix_millis};
 use crate::config::RouteSettings;
 use crate::forward::host_of;
+use crate::gate::Gate;
 use crate::routes::{Found, has_dot_segment, plain};
 use crate::tenants::{CLASS_NAMES, Caller, From};
 use http::header::{ALLOW, HeaderValue};
@@ -29,8 +30,8 @@ pub(super) struct Asked<'a> {
     /// Names in the client's certificate.
     pub(super) names: &'a [Box<str>],
     pub(super) begun: Instant,
-    /// Writes are shed.
-    pub(super) degraded: bool,
+    /// The queue, while writes are shed.
+    pub(super) overloaded: Option<&'a Gate>,
 }
 
 /// What has been found out about a request, be it refused later or not.
@@ -203,10 +204,11 @@ impl Snapshot {
         {
             quota(Quota::Tenant(caller.tenant.id), rate)?;
         }
-        // Who has nothing waiting is within its share, whoever fills the queue.
-        if asked.degraded && !request.method().is_safe() && self.tenants.standing(&caller).queued() > 0 {
+        // Whoever fills the queue, others have their share of it.
+        let presses = |gate: &Gate| gate.presses(caller.tenant, caller.quantum);
+        if !request.method().is_safe() && asked.overloaded.is_some_and(presses) {
             let detail =
-                "the gateway is over its capacity: of who has requests waiting it answers reads only";
+                "the gateway is over its capacity: of who has many requests waiting it answers reads only";
             return Err(Rejection::new(Reason::Degraded, detail).retry_after(2));
         }
         let request_cost = settings.fair_queue.request_cost_bytes.0 + asked.body_len.unwrap_or(cap / 4);
