@@ -109,11 +109,14 @@ impl Health {
     }
 
     /// Says that something is missing; each call is taken back by one [`Health::restore`].
-    pub fn lose(&self, service: &'static str, cause: &str, severity: Severity) {
+    pub fn lose(&self, service: &'static str, cause: &str, severity: Severity, why: Option<&str>) {
         if let Some(entry) = self.lock().get_mut(service) {
             let missing = entry.missing.entry(cause.to_owned()).or_insert((severity, 0));
             missing.0 = severity;
             missing.1 += 1;
+            if let Some(why) = why {
+                entry.why.insert(cause.to_owned(), why.to_owned());
+            }
         }
     }
 
@@ -230,14 +233,14 @@ mod tests {
         check(&health, Scope::Read, false, true, &["a.starting"]);
         health.set_state("a", State::Ready);
         check(&health, Scope::Write, true, false, &[]);
-        health.lose("a", "worker", Severity::WritesShed);
-        health.lose("a", "worker", Severity::WritesShed);
+        health.lose("a", "worker", Severity::WritesShed, None);
+        health.lose("a", "worker", Severity::WritesShed, None);
         check(&health, Scope::Write, false, true, &["a.worker"]);
         check(&health, Scope::Read, true, true, &["a.worker"]);
         health.restore("a", "worker");
         check(&health, Scope::Write, false, true, &["a.worker"]);
         health.restore("a", "worker");
-        health.lose("a", "jwks", Severity::Degraded);
+        health.lose("a", "jwks", Severity::Degraded, None);
         check(&health, Scope::Write, true, true, &["a.jwks"]);
         health.restore("a", "jwks");
         health.set_state("a", State::Draining);
@@ -258,13 +261,16 @@ mod tests {
         health.explain("kernel", "x", "nothing is missing");
         let why = || health.readiness(None, Scope::Write).unwrap().to_json()["why"].clone();
         assert_eq!(why(), Value::Null);
-        health.lose("kernel", "x", Severity::Degraded);
+        health.lose("kernel", "x", Severity::Degraded, None);
         health.explain("kernel", "x", "one");
         health.explain("kernel", "x", "two");
         assert_eq!(why(), json!({"x": "two"}));
         health.restore("kernel", "x");
-        health.lose("kernel", "x", Severity::Degraded);
+        health.lose("kernel", "x", Severity::Degraded, None);
         assert_eq!(why(), Value::Null, "the next time may have another reason");
+        health.restore("kernel", "x");
+        health.lose("kernel", "x", Severity::Degraded, Some("three"));
+        assert_eq!(why(), json!({"x": "three"}));
     }
 
     #[test]

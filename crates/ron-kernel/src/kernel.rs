@@ -333,6 +333,15 @@ impl Missing {
         }
         self.is_lost = lost;
     }
+
+    /// It is missing, and this is why.
+    pub fn because(&mut self, why: &str) {
+        if std::mem::replace(&mut self.is_lost, true) {
+            self.service.explain(self.cause, why);
+        } else {
+            self.service.lose_because(self.cause, self.severity, why);
+        }
+    }
 }
 
 impl Drop for Missing {
@@ -422,11 +431,20 @@ impl Service {
 
     /// Says that something is missing until [`Service::restore`].
     pub fn lose(&self, cause: &str, severity: Severity) {
-        self.kernel.health().lose(self.name, cause, severity);
+        self.lost(cause, severity, None);
+    }
+
+    /// The same, and what is behind it: nobody reads the one without the other.
+    pub fn lose_because(&self, cause: &str, severity: Severity, why: &str) {
+        self.lost(cause, severity, Some(why));
+    }
+
+    fn lost(&self, cause: &str, severity: Severity, why: Option<&str>) {
+        self.kernel.health().lose(self.name, cause, severity, why);
         self.kernel.publish(KernelEvent::Health { service: self.name, ok: false });
     }
 
-    /// Says what is behind a cause that is missing, for whoever reads `/readyz`.
+    /// Says what is behind a cause that is missing already, for whoever reads `/readyz`.
     pub fn explain(&self, cause: &str, why: &str) {
         self.kernel.health().explain(self.name, cause, why);
     }

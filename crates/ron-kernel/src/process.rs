@@ -101,11 +101,13 @@ impl Reloader {
         let reloader = self.clone();
         let outcome = self.run(source, move || (reloader.reload)()).await;
         if let Err(problems) = &outcome {
-            if !self.failing.swap(true, Ordering::SeqCst) {
-                self.service.lose("config_reload", Severity::Degraded);
-            }
             let told = problems.lines();
-            self.service.explain("config_reload", &told[..told.len().min(PROBLEMS_TOLD)].join("; "));
+            let told = told[..told.len().min(PROBLEMS_TOLD)].join("; ");
+            if self.failing.swap(true, Ordering::SeqCst) {
+                self.service.explain("config_reload", &told);
+            } else {
+                self.service.lose_because("config_reload", Severity::Degraded, &told);
+            }
         }
         outcome
     }

@@ -381,17 +381,15 @@ struct Told<'a> {
 impl Told<'_> {
     fn tell(&mut self, trouble: Option<&str>) {
         match (trouble, self.away) {
-            (Some(_), false) => self.service.lose(CAUSE, Severity::WritesShed),
+            (Some(why), false) => self.service.lose_because(CAUSE, Severity::WritesShed, why),
+            (Some(why), true) => self.service.explain(CAUSE, why),
             (None, true) => {
                 tracing::info!("the object store is well again");
                 self.service.restore(CAUSE);
             }
-            _ => {}
+            (None, false) => {}
         }
         self.away = trouble.is_some();
-        if let Some(why) = trouble {
-            self.service.explain(CAUSE, why);
-        }
     }
 }
 

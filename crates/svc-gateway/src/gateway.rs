@@ -364,8 +364,8 @@ async fn overload_watch(service: Service, proxy: Arc<Proxy>) -> TaskResult {
             Some(true) => {
                 tracing::warn!("overload: writes are shed");
                 proxy.set_degraded(true);
-                service.lose(OVERLOAD, Severity::WritesShed);
-                service.explain(OVERLOAD, "the queue of waiting requests stays full");
+                let why = "the queue of waiting requests stays full";
+                service.lose_because(OVERLOAD, Severity::WritesShed, why);
             }
             Some(false) => {
                 tracing::info!("overload is over");

@@ -66,10 +66,11 @@ impl Notice {
     fn cause(&self, cause: &str, why: Option<String>, lost: &mut bool) {
         match why {
             Some(why) => {
-                if !std::mem::replace(lost, true) {
-                    self.service.lose(cause, Severity::Degraded);
+                if std::mem::replace(lost, true) {
+                    self.service.explain(cause, &why);
+                } else {
+                    self.service.lose_because(cause, Severity::Degraded, &why);
                 }
-                self.service.explain(cause, &why);
             }
             None => {
                 if std::mem::replace(lost, false) {

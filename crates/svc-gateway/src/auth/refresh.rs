@@ -59,9 +59,9 @@ pub(crate) async fn refresh(
                 changed = config.changed() => { changed?; continue; }
             }
         };
-        missing.note(schedule.is_short_of(&keys));
-        if let Some(why) = &failed {
-            service.explain(CAUSE, why);
+        match (schedule.is_short_of(&keys), &failed) {
+            (true, Some(why)) => missing.because(why),
+            (short, _) => missing.note(short),
         }
         tokio::select! {
             biased;

@@ -91,8 +91,7 @@ impl Link {
                     error.to_string()
                 }
             };
-            missing.note(true);
-            self.service.explain(BRIDGE, &why);
+            missing.because(&why);
             if told.as_ref() != Some(&why) {
                 tracing::warn!(peer = %self.peer, why, "no session with the overlay peer; it is tried again");
                 told = Some(why);
