@@ -137,8 +137,9 @@ impl Author {
 
 /// Origins whose keys are kept as points of the curve.
 const ORIGINS_MAX: usize = 1024;
-/// Of them, those that are prepared for many checks.
+/// Of them, those that are prepared for many checks, which takes memory.
 const PREPARED_MAX: usize = 32;
+const _: () = assert!(PREPARED_MAX * ron_ed25519::TABLE_BYTES <= 8 << 20);
 /// Roots that are known to be signed.
 const ROOTS_MAX: usize = 1024;
 
