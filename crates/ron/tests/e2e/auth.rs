@@ -249,6 +249,31 @@ fn a_token_of_a_key_that_was_not_fetched_yet_waits_for_it() {
 }
 
 #[test]
+fn an_issuer_that_does_not_answer_holds_up_who_has_a_new_key_for_a_while_and_nobody_else() {
+    let hangs = Arc::new(AtomicBool::new(false));
+    let seen = hangs.clone();
+    let issuer = Origin::start(move |_| match seen.load(Ordering::SeqCst) {
+        true => Script::After(Duration::from_secs(60)),
+        false => Script::Body(jwks(&[1]).into_bytes()),
+    });
+    let origin = origin();
+    let node = node_with_issuer(&issuer, &origin, "1h");
+    let (old, new) = (jwt(1, "1", json!({})), jwt(2, "2", json!({})));
+    node.eventually("keys are fetched", |node| ask(node, "/closed/x", &old).status == 200);
+    hangs.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| ask(&node, "/closed/x", &new));
+        node.eventually("the issuer is asked", |_| issuer.seen.lock().unwrap().len() > 1);
+        assert_eq!(ask(&node, "/closed/x", &old).status, 200);
+        assert_eq!(waits.join().unwrap().reason(), "token_invalid");
+    });
+    node.eventually("it is counted", |node| {
+        node.metric("io_timeouts_total{service=\"gateway\",op=\"rpc\"}") == 1.0
+    });
+    assert_eq!(ask(&node, "/closed/x", &old).status, 200, "the last good keys serve");
+}
+
+#[test]
 fn keys_that_are_made_up_do_not_hammer_the_issuer_and_a_real_one_is_found() {
     let keys = Arc::new(Mutex::new(jwks(&[1])));
     let (issuer, origin) = (issuer(&keys), origin());
