@@ -234,8 +234,8 @@ impl Opened {
         Ok(())
     }
 
-    /// One transaction, all or nothing. A batch goes through the journal while there is room in it, where it is flushed
-    /// while the database takes it in; anything else takes all of them along to the disk.
+    /// One transaction, all or nothing. A batch goes through the journal while there is room in it, and is on its way to
+    /// the disk there while the database takes it in; anything else takes all of them along to the disk.
     fn write(
         &self,
         disk: &Disk,
@@ -253,8 +253,7 @@ impl Opened {
                     act(transaction)?;
                     write::journaled(transaction, number)
                 });
-                let flushed = flushing.recv().unwrap_or_else(|gone| Err(std::io::Error::other(gone)));
-                match (disk.journaled(flushed), done) {
+                match (disk.journaled(flushing.end()), done) {
                     (Ok(()), Ok(())) => journal.done(body),
                     (Ok(()), Err(error)) => {
                         disk.journaled(journal.take_back())?;

@@ -4,6 +4,7 @@
 //! is still good. It is noted here instead, and the store writes nothing any more until the process restarts.
 
 use super::StoreError;
+use super::journal::Medium;
 use super::states::States;
 use redb::StorageBackend;
 use std::collections::BTreeMap;
@@ -21,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 pub struct Disk {
     medium: Arc<dyn StorageBackend>,
     /// Where batches are flushed first; none where nothing is.
-    journal: Option<Arc<dyn StorageBackend>>,
+    journal: Option<Arc<dyn Medium>>,
     pub(super) states: Arc<States>,
     /// Where free room is asked for; memory has none to ask.
     path: Option<Arc<Path>>,
@@ -65,7 +66,7 @@ impl Disk {
         }
         let journal = match File::open(path.with_extension("journal")) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
-            journal => Some(Arc::new(Overlay::new(journal?)?) as Arc<dyn StorageBackend>),
+            journal => Some(Arc::new(Overlay::new(journal?)?) as Arc<dyn Medium>),
         };
         let states = Arc::new(States::beside(path, false));
         Ok(Disk { journal, states, ..Disk::over(Overlay::new(file)?) })
@@ -90,11 +91,11 @@ impl Disk {
 
     /// The same with a journal, which is as long as one has to be.
     #[cfg(test)]
-    pub(crate) fn with_journal(self, journal: impl StorageBackend) -> Disk {
+    pub(super) fn with_journal(self, journal: impl Medium) -> Disk {
         Disk { journal: Some(Arc::new(journal)), ..self }
     }
 
-    pub(super) fn journal(&self) -> Option<Arc<dyn StorageBackend>> {
+    pub(super) fn journal(&self) -> Option<Arc<dyn Medium>> {
         self.journal.clone()
     }
 
@@ -284,8 +285,10 @@ impl StorageBackend for Overlay {
     }
 }
 
+impl Medium for Overlay {}
+
 /// The journal beside a store, with all of its blocks; none if there is no room for them, which costs speed alone.
-fn journal(path: &Path, folder: &Path) -> std::io::Result<Option<Arc<dyn StorageBackend>>> {
+fn journal(path: &Path, folder: &Path) -> std::io::Result<Option<Arc<dyn Medium>>> {
     let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
     let made = file.metadata()?.len();
     if made < super::journal::SIZE {
@@ -326,6 +329,16 @@ impl StorageBackend for JournalFile {
 
     fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
         self.0.write_all_at(data, offset)
+    }
+}
+
+impl Medium for JournalFile {
+    /// Advice on pages that are not wanted any more begins to write them. It also drops whole pages, for which it would
+    /// wait: of two pages without the first byte and the last it begins to write both and drops none.
+    fn send_off(&self, at: u64, len: u64) {
+        // What was not begun is written by the flush.
+        let inner = std::num::NonZero::new(len - 2);
+        let _ = rustix::fs::fadvise(&self.0, at + 1, inner, rustix::fs::Advice::DontNeed);
     }
 }
 

@@ -17,6 +17,8 @@ use std::sync::mpsc::Receiver;
 /// Bytes of a journal, all of them there from the beginning.
 pub(super) const SIZE: u64 = 8 << 20;
 const PAGE: usize = 4096;
+/// A record of so many bytes costs less to flush oneself than to hand over.
+const SHORT: usize = 2 * PAGE;
 const MAGIC: [u8; 8] = *b"ron-jrn1";
 /// Magic, length, number, hash.
 const HEADER: usize = 8 + 8 + 8 + 32;
@@ -24,7 +26,7 @@ const HEADER: usize = 8 + 8 + 8 + 32;
 /// Where the next batch goes.
 #[derive(Debug)]
 pub(super) struct Journal {
-    medium: Arc<dyn StorageBackend>,
+    medium: Arc<dyn Medium>,
     /// Of which store it is: records of another are none.
     store: B3,
     /// The number of the next batch.
@@ -33,10 +35,33 @@ pub(super) struct Journal {
     hand: Hand,
 }
 
+/// What a journal is written to.
+pub(super) trait Medium: StorageBackend {
+    /// The pages written here, two at most, go to the disk from now on, and nobody waits for it.
+    fn send_off(&self, _at: u64, _len: u64) {}
+}
+
+/// A batch on its way to the disk.
+#[derive(Debug)]
+pub(super) enum Flush {
+    Own(std::io::Result<Arc<dyn Medium>>),
+    Others(Receiver<std::io::Result<()>>),
+}
+
+impl Flush {
+    /// Waits until the batch is durable.
+    pub(super) fn end(self) -> std::io::Result<()> {
+        match self {
+            Flush::Own(written) => written?.sync_data(),
+            Flush::Others(flushing) => flushing.recv().map_err(std::io::Error::other)?,
+        }
+    }
+}
+
 impl Journal {
     /// Reads the journal of a store that has all batches up to a number, and gives each later one to `act`.
     pub(super) fn recover(
-        medium: Arc<dyn StorageBackend>,
+        medium: Arc<dyn Medium>,
         store: B3,
         last: u64,
         mut act: impl FnMut(u64, Head, &Changes) -> Result<(), StoreError>,
@@ -109,9 +134,9 @@ impl Journal {
         (self.at + pages(body.len() as u64) <= SIZE).then_some(self.next)
     }
 
-    /// Begins to write a batch and to flush it, on another thread. The page with the header comes last, so that a write
-    /// that found no room leaves no record.
-    pub(super) fn begin(&self, body: &[u8]) -> Receiver<std::io::Result<()>> {
+    /// Begins to write a batch: a short one goes on its way to the disk at once and is flushed by whoever waits for it,
+    /// a long one is written and flushed by another thread.
+    pub(super) fn begin(&self, body: &[u8]) -> Flush {
         let len = pages(body.len() as u64);
         let mut record = Vec::with_capacity(len as usize);
         record.extend(MAGIC);
@@ -121,14 +146,15 @@ impl Journal {
         record.extend(body);
         record.resize(len as usize, 0);
         let (medium, at) = (self.medium.clone(), self.at);
-        self.hand.begin(move || {
-            let (first, rest) = record.split_at(PAGE);
-            if !rest.is_empty() {
-                medium.write(at + PAGE as u64, rest)?;
-            }
-            medium.write(at, first)?;
+        if record.len() <= SHORT {
+            let written = write(&*medium, at, &record);
+            medium.send_off(at, len);
+            return Flush::Own(written.map(|()| medium));
+        }
+        Flush::Others(self.hand.begin(move || {
+            write(&*medium, at, &record)?;
             medium.sync_data()
-        })
+        }))
     }
 
     /// The batch that was begun last is durable, in the database too as far as one sees.
@@ -147,6 +173,15 @@ impl Journal {
     pub(super) fn begin_again(&mut self) {
         self.at = 0;
     }
+}
+
+/// Writes a record. The page with the header comes last, so that a write that found no room leaves no record.
+fn write(medium: &dyn Medium, at: u64, record: &[u8]) -> std::io::Result<()> {
+    let (first, rest) = record.split_at(PAGE);
+    if !rest.is_empty() {
+        medium.write(at + PAGE as u64, rest)?;
+    }
+    medium.write(at, first)
 }
 
 fn damaged(what: &str) -> StoreError {

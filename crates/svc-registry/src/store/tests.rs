@@ -65,6 +65,8 @@ impl Faulty {
     }
 }
 
+impl super::journal::Medium for Faulty {}
+
 impl StorageBackend for Faulty {
     fn len(&self) -> std::io::Result<u64> {
         Ok(self.0.lock().unwrap().bytes.len() as u64)
