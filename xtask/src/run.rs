@@ -38,7 +38,17 @@ pub(crate) fn example(package: &str, name: &str, args: &[&str]) -> Option<serde_
         return None;
     }
     println!("running the example {name} of {package}");
-    let output = Command::new(target().join("release/examples").join(name)).args(args).output().ok()?;
+    figures(Command::new(built_example(name)).args(args))
+}
+
+/// Where the program of an example lies once it was built.
+pub(crate) fn built_example(name: &str) -> PathBuf {
+    target().join("release/examples").join(name)
+}
+
+/// The figures that a program prints.
+pub(crate) fn figures(command: &mut Command) -> Option<serde_json::Value> {
+    let output = command.output().ok()?;
     let figures = serde_json::from_slice(&output.stdout).ok().filter(|_| output.status.success());
     if figures.is_none() {
         println!("{}", String::from_utf8_lossy(&output.stderr));

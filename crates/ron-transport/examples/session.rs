@@ -1,4 +1,5 @@
-//! What one session carries over loopback, plain and with TLS: `cargo run --release -p ron-transport --example session [--json]`.
+//! What one session carries over loopback, plain and with TLS, and its round trips beside those of bare sockets:
+//! `cargo run --release -p ron-transport --example session [--json] [--trips]`.
 //!
 //! Two threads, one to send and one to receive, each with what a node has there: state machine, writer, TLS.
 #![expect(clippy::print_stdout, reason = "a command line tool prints")]
@@ -12,6 +13,7 @@ use ron_kernel::http::Io;
 use ron_kernel::key::PrivateKey;
 use ron_transport::{Address, Dialer, PeerAddress, PeerTlsSettings, Tls, Writer, split};
 use serde_json::json;
+use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,33 +33,37 @@ const ROUND_TRIPS: usize = 5000;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 fn main() {
-    let json = std::env::args().any(|arg| arg == "--json");
+    let given = |flag: &str| std::env::args().any(|arg| arg == flag);
+    let (json, trips_only) = (given("--json"), given("--trips"));
     let mut figures = serde_json::Map::new();
-    if !json {
-        println!(
-            "{:>6}  {:>14}  {:>14}  {:>10}  {:>10}",
-            "", "64 B frames/s", "64 KiB GB/s", "p50 us", "p99 us"
-        );
-    }
-    for (name, secure) in [("plain", false), ("TLS", true)] {
-        let small = median(|| stream(secure, SMALL));
-        let large = median(|| stream(secure, LARGE)) * LARGE as f64;
-        let mut times = round_trips(secure);
-        times.sort();
-        let at = |share: usize| times[times.len() * share / 100].as_secs_f64() * 1e6;
-        let (p50, p99) = (at(50), at(99));
-        if json {
-            let figure = json!({
-                "small_frames_per_second": small, "bytes_per_second": large, "p50_us": p50, "p99_us": p99,
-            });
-            figures.insert(name.to_lowercase(), figure);
-        } else {
-            println!("{name:>6}  {small:>14.0}  {:>14.2}  {p50:>10.1}  {p99:>10.1}", large / 1e9);
+    for (name, secure) in [("plain", false), ("tls", true)] {
+        let mut figure = trips(round_trips(secure));
+        if !trips_only {
+            figure["small_frames_per_second"] = json!(median(|| stream(secure, SMALL)));
+            figure["bytes_per_second"] = json!(median(|| stream(secure, LARGE)) * LARGE as f64);
         }
+        figures.insert(name.to_owned(), figure);
     }
+    // What the machine itself takes to wake one thread and then the other.
+    figures.insert("bare TCP".to_owned(), trips(bare_round_trips()));
     if json {
         println!("{}", serde_json::Value::Object(figures));
+        return;
     }
+    println!("{:>8}  {:>14}  {:>14}  {:>10}  {:>10}", "", "64 B frames/s", "64 KiB GB/s", "p50 us", "p99 us");
+    for (name, figure) in figures {
+        let of = |name: &str, scale: f64| figure[name].as_f64().map_or(f64::NAN, |value| value / scale);
+        let (small, large) = (of("small_frames_per_second", 1.0), of("bytes_per_second", 1e9));
+        let (p50, p99) = (of("p50_us", 1.0), of("p99_us", 1.0));
+        println!("{name:>8}  {small:>14.0}  {large:>14.2}  {p50:>10.1}  {p99:>10.1}");
+    }
+}
+
+/// The median and the 99th percentile, in microseconds.
+fn trips(mut times: Vec<Duration>) -> serde_json::Value {
+    times.sort();
+    let at = |share: usize| times[times.len() * share / 100].as_secs_f64() * 1e6;
+    json!({"p50_us": at(50), "p99_us": at(99)})
 }
 
 /// One end of a session that is open.
@@ -131,6 +137,31 @@ fn round_trips(secure: bool) -> Vec<Duration> {
         },
     );
     times
+}
+
+/// The same over bare sockets, with as many bytes.
+fn bare_round_trips() -> Vec<Duration> {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let to = socket.local_addr().expect("it is bound");
+    let mut bytes = [7; SMALL];
+    std::thread::scope(|threads| {
+        threads.spawn(move || {
+            let (mut stream, _) = socket.accept().expect("it dials");
+            stream.set_nodelay(true).expect("a socket");
+            while stream.read_exact(&mut bytes).is_ok() {
+                stream.write_all(&bytes).expect("it reads");
+            }
+        });
+        let mut stream = std::net::TcpStream::connect(to).expect("it listens");
+        stream.set_nodelay(true).expect("a socket");
+        let mut trip = || {
+            let asked = Instant::now();
+            stream.write_all(&bytes).expect("it reads");
+            stream.read_exact(&mut bytes).expect("it answers");
+            asked.elapsed()
+        };
+        (0..ROUND_TRIPS).map(|_| trip()).collect()
+    })
 }
 
 type Job<T> = std::pin::Pin<Box<dyn Future<Output = T>>>;

@@ -128,7 +128,9 @@ pub(super) fn tiles(bench: &Bench) -> Option<Value> {
     let (node, files) = (peers::edge(bench, &table), peers::files(&bench.dir, "nginx", false)?);
     let martin = peers::martin(&pack);
     if martin.is_none() {
-        println!("martin is not installed (cargo install martin --locked): tiles are measured without it");
+        println!(
+            "martin is not installed (cargo install martin --locked --no-default-features --features pmtiles): tiles are measured without it"
+        );
     }
     let servers: Vec<&Server> = [&node, &files].into_iter().chain(&martin).collect();
     let scripts = [each(&folder.join("tiles"), "/edge/packs/p/"), each(&folder.join("tiles"), "/pack/")];
