@@ -97,7 +97,7 @@ impl Grant {
         }
         if let Some(ttl) = self.ttl {
             let until = now.duration_since(UNIX_EPOCH).unwrap_or_default() + ttl;
-            code += &format!("check if now($t), $t < {};\n", until.as_secs());
+            code += &format!("{ENDS}{};\n", until.as_secs());
         }
         code
     }
@@ -135,6 +135,9 @@ impl Grant {
     }
 }
 
+/// How a limit on time begins.
+const ENDS: &str = "check if now($t), $t < ";
+
 /// One block of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
@@ -142,6 +145,14 @@ pub struct Block {
     pub source: String,
     /// By which it is revoked, in hexadecimal.
     pub id: String,
+}
+
+impl Block {
+    /// The second, in Unix time, from which it is not good any more, if it says one.
+    pub fn ends_at(&self) -> Option<u64> {
+        let end = |line: &str| line.trim().strip_prefix(ENDS)?.trim_end_matches(';').parse().ok();
+        self.source.lines().filter_map(end).min()
+    }
 }
 
 /// What a token says, block by block, without checking its signature.

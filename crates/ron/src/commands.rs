@@ -12,14 +12,14 @@ use ron::{follow, init, node};
 use ron_kernel::config::{Loaded, Problems, Sources, attempt, load, schema, show};
 use ron_kernel::key::{PrivateKey, PublicKey};
 use ron_kernel::node::DataDir;
-use ron_kernel::token::{Grant, TokenError, Verifier, inspect};
+use ron_kernel::token::{Block, Grant, TokenError, Verifier, inspect};
 use ron_kernel::units::Span;
 use serde_json::json;
 use std::collections::HashMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How long a capability lives if nothing else is said.
 const TTL: Span = Span::secs(3600);
@@ -219,10 +219,14 @@ fn token(command: TokenCommand) -> anyhow::Result<ExitCode> {
             // Whoever mends a list of revoked tokens needs their ids while the configuration is not good.
             let (loaded, _problems) = attempt::<Config>(&read_source(&source)?);
             let trusted = Verifier::new(&trusted_keys(&loaded)).is_signed(&token);
+            let ends_at = blocks.iter().filter_map(Block::ends_at).min();
+            let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            let expired = ends_at.is_some_and(|ends_at| ends_at <= seconds);
             if json {
                 let (sources, ids): (Vec<_>, Vec<_>) =
                     blocks.into_iter().map(|block| (block.source, block.id)).unzip();
-                return print(&json!({"blocks": sources, "ids": ids, "trusted": trusted}).to_string());
+                let seen = json!({"blocks": sources, "ids": ids, "trusted": trusted, "ends_at": ends_at, "expired": expired});
+                return print(&seen.to_string());
             }
             let mut text = String::new();
             for (index, block) in blocks.iter().enumerate() {
@@ -230,7 +234,13 @@ fn token(command: TokenCommand) -> anyhow::Result<ExitCode> {
                 let source = block.source.trim().replace('\n', "\n  ");
                 text += &format!("{name}:\n  {source}\n  id, to revoke it: {}\n", block.id);
             }
-            print(&format!("{text}signed by a trusted key: {}", if trusted { "yes" } else { "no" }))
+            let good = match ends_at {
+                None => "without end".to_owned(),
+                Some(ends_at) if expired => format!("no more, since {} s", seconds - ends_at),
+                Some(ends_at) => format!("for another {} s", ends_at - seconds),
+            };
+            let trusted = if trusted { "yes" } else { "no" };
+            print(&format!("{text}good by its time: {good}\nsigned by a trusted key: {trusted}"))
         }
     }
 }

@@ -324,7 +324,7 @@ impl Edge {
         let permit = self.place(endpoint)?;
         let timeout = snapshot.settings.ingress.timeout.0;
         let budget = Budget::of(&request.headers, timeout, begun, unix_millis)
-            .map_err(|bad| Rejection::new(Reason::Malformed, format!("{} cannot be read", bad.0)))?;
+            .map_err(|bad| Rejection::new(Reason::Malformed, bad.to_string()))?;
         if budget.is_over(Instant::now()) {
             return Err(Rejection::new(Reason::Timeout, "the deadline has passed"));
         }

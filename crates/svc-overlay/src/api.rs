@@ -90,7 +90,7 @@ impl Handle {
         let now = Instant::now();
         let unix = || self.shared.engine_now().unix_ms;
         let budget = Budget::of(request.headers(), WAIT_MAX, now, unix)
-            .map_err(|bad| Rejection::new(Reason::Malformed, format!("{} cannot be read", bad.0)))?;
+            .map_err(|bad| Rejection::new(Reason::Malformed, bad.to_string()))?;
         let max = self.shared.settings.load().gossip.max_message_bytes.usize();
         let payload = request.body_mut().collect(max).await.map_err(|error| match error {
             BodyError::TooLarge => {

@@ -185,7 +185,7 @@ impl Api {
         let query = Query::parse(request.uri().query(), route.query)?;
         let unix = || crate::shared::now_millis();
         let budget = Budget::of(request.headers(), self.allowance(route, &query)?, begun, unix)
-            .map_err(|bad| answer::malformed(format!("{} cannot be read", bad.0)))?;
+            .map_err(|bad| answer::malformed(bad.to_string()))?;
         let format = Format::wanted(request.headers());
         let (head, body) = request.into_parts();
         let mut asked = Asked { head, conn, corr, parts, query, format, budget, inflight: None, place: None };

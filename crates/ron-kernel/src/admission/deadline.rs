@@ -15,9 +15,15 @@ pub struct Budget {
     pub client: Option<Instant>,
 }
 
-/// A deadline header that cannot be read; the name is that of the header.
-#[derive(Debug, PartialEq, Eq)]
-pub struct BadDeadline(pub &'static str);
+/// A deadline header that cannot be read: its name, and what it takes.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} cannot be read: write {1}")]
+pub struct BadDeadline(&'static str, &'static str);
+
+const BAD_REQUEST_TIMEOUT: BadDeadline =
+    BadDeadline("Request-Timeout", "seconds, such as 2 or 2s, or 1500ms");
+const BAD_GRPC_TIMEOUT: BadDeadline = BadDeadline("grpc-timeout", "up to 8 digits and one of H M S m u n");
+const BAD_DEADLINE: BadDeadline = BadDeadline("Deadline", "a time in milliseconds since 1970");
 
 impl Budget {
     /// `unix_millis` is the wall clock, for `Deadline`.
@@ -31,13 +37,13 @@ impl Budget {
         let mut consider =
             |duration: Duration| asked = Some(asked.map_or(duration, |other| other.min(duration)));
         if let Some(value) = headers.get(REQUEST_TIMEOUT) {
-            consider(parse_request_timeout(value).ok_or(BadDeadline("Request-Timeout"))?);
+            consider(parse_request_timeout(value).ok_or(BAD_REQUEST_TIMEOUT)?);
         }
         if let Some(value) = headers.get(GRPC_TIMEOUT) {
-            consider(parse_grpc_timeout(value).ok_or(BadDeadline("grpc-timeout"))?);
+            consider(parse_grpc_timeout(value).ok_or(BAD_GRPC_TIMEOUT)?);
         }
         if let Some(value) = headers.get(DEADLINE) {
-            let at = digits(value.as_bytes()).ok_or(BadDeadline("Deadline"))?;
+            let at = digits(value.as_bytes()).ok_or(BAD_DEADLINE)?;
             consider(Duration::from_millis(at.saturating_sub(unix_millis())));
         }
         let until = now + asked.map_or(route, |asked| asked.min(route));

@@ -148,6 +148,11 @@ fn tokens_are_minted_narrowed_and_inspected() {
     let inspected = ron(&["token", "inspect", &narrowed, "--json"], dir.path());
     let seen: serde_json::Value = serde_json::from_slice(&inspected.stdout).unwrap();
     assert_eq!((seen["blocks"].as_array().unwrap().len(), &seen["trusted"]), (2, &true.into()));
+    assert!(seen["ends_at"].is_u64() && seen["expired"] == false, "{seen}");
+    let ended = ron(&["token", "attenuate", &token, "--ttl", "0s"], dir.path());
+    let ended = String::from_utf8(ended.stdout).unwrap().trim().to_owned();
+    let inspected = text(&ron(&["token", "inspect", &ended], dir.path()));
+    assert!(inspected.contains("good by its time: no more, since "), "{inspected}");
     let stranger = text(&ron(&["key", "new", "--out", "s.pem"], dir.path()));
     let keys = format!("node.token_keys=[\"{}\"]", stranger.trim());
     let distrusted = ron(&["token", "inspect", &narrowed, "--set", &keys], dir.path());

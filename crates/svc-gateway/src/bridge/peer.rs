@@ -116,7 +116,7 @@ async fn ask(
         u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
     };
     let budget = Budget::of(request.headers(), WAIT_MAX, now, unix)
-        .map_err(|bad| Rejection::new(Reason::Malformed, format!("{} cannot be read", bad.0)))?;
+        .map_err(|bad| Rejection::new(Reason::Malformed, bad.to_string()))?;
     let follow = request.method() == Method::GET;
     let payload = if follow {
         None

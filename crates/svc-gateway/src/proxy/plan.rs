@@ -180,7 +180,7 @@ impl Snapshot {
         }
         let timeout = route.timeout.unwrap_or(settings.request_timeout).0;
         let budget = Budget::of(headers, timeout, asked.begun, unix_millis)
-            .map_err(|bad| Rejection::new(Reason::Malformed, format!("{} cannot be read", bad.0)))?;
+            .map_err(|bad| Rejection::new(Reason::Malformed, bad.to_string()))?;
         if budget.is_over(asked.begun) {
             return Err(Rejection::new(Reason::Deadline, "the deadline had passed when the request came"));
         }
