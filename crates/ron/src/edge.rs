@@ -27,6 +27,9 @@ pub(crate) fn run(command: EdgeCommand) -> anyhow::Result<ExitCode> {
     match command {
         EdgeCommand::Put { file, name, content_type, keys, target } => {
             let peer = Peer::find(&target)?;
+            if let Some(bad) = content_type.iter().chain(&keys).find(|text| text.contains(char::is_control)) {
+                return Err(Usage(format!("{bad:?} has control characters, which no header may have")).into());
+            }
             let fields = [
                 content_type.map(|media| format!("Content-Type: {media}\r\n")),
                 (!keys.is_empty()).then(|| format!("Surrogate-Key: {}\r\n", keys.join(" "))),
@@ -41,7 +44,11 @@ pub(crate) fn run(command: EdgeCommand) -> anyhow::Result<ExitCode> {
                 (Some(path), None, None) => json!({"path": path}),
                 (None, Some(prefix), None) => json!({"prefix": prefix}),
                 (None, None, Some(key)) => json!({"key": key}),
-                _ => return Err(Usage("say what to purge: --path, --prefix or --key".to_owned()).into()),
+                _ => {
+                    return Err(
+                        Usage("say what to purge with one of --path, --prefix and --key".to_owned()).into()
+                    );
+                }
             };
             purge(&Peer::find(&target)?, &body, target.json)
         }
@@ -182,13 +189,21 @@ fn put(
 ) -> anyhow::Result<ExitCode> {
     let cannot = || format!("{} cannot be read", file.display());
     let mut input = File::open(file).with_context(cannot)?;
-    let len = input.metadata().with_context(cannot)?.len();
+    let about = input.metadata().with_context(cannot)?;
+    anyhow::ensure!(!about.is_dir(), "{} is a folder: put its files one by one", file.display());
     let path = name.map_or_else(|| "/edge/cas".to_owned(), path_of);
     let mut hasher = blake3::Hasher::new();
-    let reply =
-        peer.ask(&format!("PUT {path}"), &format!("{fields}Content-Length: {len}\r\n"), |stream| {
-            copy(&mut input, stream, len, &mut hasher, "sent").with_context(cannot)
-        })?;
+    // How long a pipe is shows at its end; what /proc has says that it is empty, and is not.
+    let len = Some(about.len()).filter(|len| about.is_file() && *len > 0);
+    let framing =
+        len.map_or_else(|| "Transfer-Encoding: chunked".to_owned(), |len| format!("Content-Length: {len}"));
+    let reply = peer.ask(&format!("PUT {path}"), &format!("{fields}{framing}\r\n"), |stream| {
+        let sent = match len {
+            Some(len) => copy(&mut input, stream, len, &mut hasher, "sent"),
+            None => copy_chunked(&mut input, stream, &mut hasher),
+        };
+        sent.with_context(cannot)
+    })?;
     let body = reply.json()?;
     let address = body["b3"].as_str().unwrap_or_default();
     let own = format!("b3:{}", hasher.finalize().to_hex());
@@ -213,8 +228,8 @@ fn get(peer: &Peer, what: &str, out: Option<&Path>) -> anyhow::Result<ExitCode> 
         Some(partial) => {
             let mut file =
                 File::create(partial).with_context(|| format!("{} cannot be written", partial.display()))?;
-            copy(&mut reply.body, &mut file, len, &mut hasher, "received")?;
-            file.sync_all()?;
+            let came = copy(&mut reply.body, &mut file, len, &mut hasher, "received");
+            came.and_then(|()| Ok(file.sync_all()?)).inspect_err(|_| drop(std::fs::remove_file(partial)))?;
         }
         None => copy(&mut reply.body, &mut io::stdout().lock(), len, &mut hasher, "received")?,
     }
@@ -312,6 +327,25 @@ fn copy(
     to.flush()?;
     progress.end();
     Ok(())
+}
+
+/// Sends what there is until it ends.
+fn copy_chunked(
+    from: &mut impl Read,
+    to: &mut impl Write,
+    hasher: &mut blake3::Hasher,
+) -> anyhow::Result<()> {
+    let mut buffer = vec![0; PIECE];
+    loop {
+        let read = from.read(&mut buffer)?;
+        hasher.update(&buffer[..read]);
+        write!(to, "{read:x}\r\n")?;
+        to.write_all(&buffer[..read])?;
+        to.write_all(b"\r\n")?;
+        if read == 0 {
+            return Ok(());
+        }
+    }
 }
 
 /// A bar on a terminal, a line now and then elsewhere, nothing for what is quick.

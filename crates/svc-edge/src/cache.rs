@@ -36,6 +36,7 @@ pub use codec::DecodeError;
 pub use date::UnixMillis;
 pub use head::{Body, Exchange, Freshness, Heuristic, Policy, StoredHead};
 pub use invalidate::{CACHE_TAG, Purge, SURROGATE_KEY, invalidated, surrogate_keys, without_dots};
+pub(crate) use invalidate::{KEY_MAX, KEYS_MAX, purge_keys};
 pub use reuse::{Forward, Reason, Reuse, Verdict, decide, is_cacheable, select};
 pub use store::{NotStored, Pending, judge, judge_post};
 pub use validate::{

@@ -121,6 +121,9 @@ impl OriginUrl {
             let target = if target.starts_with('/') { target.to_owned() } else { format!("/{target}") };
             return Ok((Authority::of(authority, secure)?, normal_target(&target)));
         }
+        if location.is_empty() {
+            return Ok((from.clone(), normal_target(path)));
+        }
         let path = path.split('?').next().unwrap_or_default();
         let target = match location.as_bytes().first() {
             Some(b'/') => location.to_owned(),
@@ -411,6 +414,8 @@ mod tests {
         check("z?1", "a.org", "/x/z?1");
         check("../../../z", "a.org", "/z");
         check("?w", "a.org", "/x/y?w");
+        check("", "a.org", "/x/y?q");
+        check("#f", "a.org", "/x/y?q");
         check("https://b.org", "b.org", "/");
         check("https://B.org:444/c?d#e", "b.org", "/c?d");
         check("//c.org/d/../e", "c.org", "/e");

@@ -9,6 +9,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
+use tokio::time::{Sleep, sleep_until};
 
 /// Why a body could not be read to its end.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +39,8 @@ type BoxBody = Pin<Box<dyn HttpBody<Data = Bytes, Error = BodyError> + Send>>;
 pub struct Body {
     kind: Kind,
     until: Option<Instant>,
+    /// Rings then, for whoever waits for the next frame.
+    timer: Option<Pin<Box<Sleep>>>,
     /// Fields of the answer that it is the body of, if they are written already.
     written: Option<Box<Written>>,
 }
@@ -70,10 +73,10 @@ impl Body {
     }
 
     fn of(kind: Kind) -> Body {
-        Body { kind, until: None, written: None }
+        Body { kind, until: None, timer: None, written: None }
     }
 
-    /// The same body, which a client must have taken whole by then.
+    /// The same body, which a client must have taken whole by then; nothing comes after that but the error.
     #[must_use]
     pub fn ending_by(self, until: Option<Instant>) -> Body {
         Body { until, ..self }
@@ -202,18 +205,28 @@ impl HttpBody for Body {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match &mut self.kind {
-            Kind::Empty | Kind::Tunnel(_) => Poll::Ready(None),
+        let polled = match &mut self.kind {
+            Kind::Empty | Kind::Tunnel(_) => return Poll::Ready(None),
             Kind::Full(bytes) => {
                 let bytes = std::mem::take(bytes);
                 self.kind = Kind::Empty;
-                Poll::Ready(Some(Ok(Frame::data(bytes))))
+                return Poll::Ready(Some(Ok(Frame::data(bytes))));
             }
             Kind::File(file) => file.poll_frame(cx),
             Kind::H1(incoming) => incoming.poll_frame(cx),
             Kind::H2(incoming) => incoming.poll_frame(cx),
             Kind::Stream(stream) => stream.as_mut().poll_frame(cx),
-        }
+        };
+        let Some(until) = self.until else { return polled };
+        let late = match polled {
+            Poll::Ready(None) => false,
+            Poll::Ready(Some(_)) => Instant::now() >= until,
+            Poll::Pending => {
+                let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(until.into())));
+                timer.as_mut().poll(cx).is_ready()
+            }
+        };
+        if late { Poll::Ready(Some(Err(BodyError::Deadline))) } else { polled }
     }
 
     fn is_end_stream(&self) -> bool {
@@ -274,5 +287,46 @@ impl<F: FnMut(Bytes) -> Result<Bytes, BodyError> + Unpin> HttpBody for Mapped<F>
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// Gives a piece each second, for ever.
+    struct Slow(Pin<Box<Sleep>>);
+
+    impl HttpBody for Slow {
+        type Data = Bytes;
+        type Error = BodyError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+            ready!(self.0.as_mut().poll(cx));
+            self.0 = Box::pin(tokio::time::sleep(Duration::from_secs(1)));
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"x")))))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_ends_by_its_deadline_whoever_is_slow() {
+        let slow = || Body::stream(Slow(Box::pin(tokio::time::sleep(Duration::from_secs(1)))));
+        let begun = tokio::time::Instant::now();
+        let until = (begun + Duration::from_millis(2500)).into_std();
+        let mut body = slow().ending_by(Some(until));
+        let mut pieces = 0;
+        let error = loop {
+            match body.frame().await.expect("it does not end") {
+                Ok(_) => pieces += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, BodyError::Deadline) && pieces == 2, "{error}");
+        assert_eq!(begun.elapsed(), Duration::from_millis(2500));
+        assert!(slow().frame().await.expect("a piece").is_ok(), "without one it goes on");
     }
 }

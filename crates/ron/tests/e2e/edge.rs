@@ -223,7 +223,7 @@ fn refused_requests(edge: &Edge) -> Vec<(u16, &'static str, String)> {
         (
             400,
             "malformed",
-            put("/edge/assets/x", &format!("{good}Surrogate-Key: {}\r\n", "k".repeat(129)), "x"),
+            put("/edge/assets/x", &format!("{good}Surrogate-Key: {}\r\n", "k".repeat(1025)), "x"),
         ),
         (400, "malformed", post("{}")),
         (400, "malformed", post(r#"{"path":"a","key":"b"}"#)),

@@ -423,6 +423,8 @@ fn misdeeds() -> impl Fn(&str) -> Script + Send + Sync + 'static {
         "/large-chunked" => Script::Chunks(vec![vec![1; 700_000]; 2], Duration::ZERO),
         "/bomb" => ok("Content-Encoding: gzip\r\n", &bomb),
         "/gzip" => ok("Content-Encoding: gzip\r\nContent-Type: text/plain\r\n", &gzip(b"plain enough")),
+        "/broken" => ok("Content-Encoding: gzip\r\n", b"not gzip at all"),
+        "/nowhere" => Script::Answer("302 Found\r\nLocation: #here\r\n".to_owned(), Vec::new()),
         "/strange" => ok("Content-Encoding: sdch\r\n", b"?"),
         "/digest" => ok(&format!("Repr-Digest: {digest}\r\n"), b"other bytes"),
         "/tag" => ok(&format!("ETag: \"b3:{}\"\r\n", "0".repeat(64)), b"other bytes"),
@@ -460,6 +462,8 @@ fn every_way_an_origin_can_fail_has_its_answer_and_leaves_nothing() {
         ("large", 502, "upstream"),
         ("large-chunked", 502, "upstream"),
         ("bomb", 502, "decompress_cap"),
+        ("broken", 502, "upstream"),
+        ("nowhere", 502, "upstream"),
         ("strange", 502, "upstream"),
         ("digest", 502, "etag_invalid"),
         ("tag", 502, "etag_invalid"),
@@ -586,6 +590,44 @@ fn offline_never_dials_and_serves_what_it_has() {
     assert_eq!(origin.count("/x") + origin.count("/y"), 1);
     assert_eq!(edge.node.metric("edge_cache_total{result=\"stale\"}"), 1.0);
     drop(certs);
+}
+
+#[test]
+fn each_query_is_an_object_of_its_own_offline_and_when_deleted() {
+    let (certs, folder) = certificates();
+    let origin = start_tls(&folder, |path| ok("", path.as_bytes()));
+    let tables = table(&origin, &folder, &format!("{PRIVATE}\nttl = \"1h\""));
+    let edge = Edge::of(Node::start(&["edge"], &config("", &tables)));
+    let get = |path: &str| edge.get(&format!("/edge/assets/img/{path}"), &[]);
+    let put = edge.send("PUT", "/edge/assets/img/own", &[], b"put here");
+    assert_eq!(put.status, 201);
+    for path in ["x", "x?1", "x?2", "y?1"] {
+        assert_eq!(get(path).text(), format!("/{path}"));
+    }
+    let delete = |path: &str| edge.send("DELETE", &format!("/edge/assets/img/{path}"), &[], b"").status;
+    assert_eq!((delete("x?2"), delete("x?2"), delete("y")), (204, 404, 404));
+    edge.node.write_config(&config("mode = \"offline\"", &tables));
+    assert_eq!(edge.node.admin_post("/admin/reload", "").status, 200);
+    for path in ["x", "x?1", "y?1"] {
+        let kept = get(path);
+        assert_eq!(kept.text(), format!("/{path}"));
+        assert_eq!(kept.header("cache-status"), Some("ron-edge; hit"), "{path}: its origin's ttl holds");
+    }
+    assert_eq!((get("x?2").status, get("x?3").status, get("y").status), (404, 404, 404));
+    assert_eq!(get("own?anything").text(), "put here", "a query means nothing to what was put");
+    drop(certs);
+}
+
+#[test]
+fn the_clients_deadline_holds_while_an_origin_pauses() {
+    let filled = Filled::start("[edge.fill]\nstall_timeout = \"60s\"\ndeadline = \"60s\"", PRIVATE, |_| {
+        Script::Stall([&b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\n\r\n"[..], &[7; 2 << 20]].concat())
+    });
+    let mut client = Client::connect(&filled.edge.address()).unwrap();
+    let begun = Instant::now();
+    client.send(b"GET /edge/assets/img/x HTTP/1.1\r\nHost: a\r\nRequest-Timeout: 2\r\n\r\n").unwrap();
+    assert!(client.read_answer("GET").is_err(), "it is cut");
+    assert!((1..20).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
 }
 
 #[test]

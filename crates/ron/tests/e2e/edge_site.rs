@@ -143,6 +143,13 @@ fn what_is_not_read_passes_through_and_other_hosts_are_not_served() {
         (200, "ron-edge; fwd=bypass".to_owned()),
         "not kept"
     );
+    for target in ["/x", "test:80"] {
+        let mut client = Client::connect(&site.edge.address()).unwrap();
+        client.send(format!("CONNECT {target} HTTP/1.1\r\nHost: test\r\n\r\n").as_bytes()).unwrap();
+        let refused = client.read_answer("CONNECT").unwrap();
+        assert!((400..=501).contains(&refused.status), "{target}: {}", refused.status);
+    }
+    assert!(!site.origin.last().contains("CONNECT"), "no tunnel is asked for");
     let large = site.edge.send("POST", "/echo", &[], &vec![0; (1 << 20) + 1]);
     assert_eq!((large.status, large.reason()), (413, "body_cap"));
 }
@@ -181,6 +188,36 @@ fn a_response_is_kept_over_a_kill_and_purged_by_path_prefix_and_key() {
         site.get(path);
         assert_eq!(site.origin.count(path), 2, "{path}");
     }
+}
+
+#[test]
+fn surrogate_keys_are_those_of_the_last_answer_and_all_or_nothing() {
+    let confirmed = AtomicUsize::new(0);
+    let site = Site::start(move |path| match path {
+        "/many" => {
+            ok(&format!("Cache-Control: max-age=60\r\nSurrogate-Key:{}\r\n", " k".repeat(257)), b"many")
+        }
+        _ if confirmed.fetch_add(1, Ordering::SeqCst) > 0 => Script::Answer(
+            "304 Not Modified\r\nETag: \"1\"\r\nCache-Control: max-age=60\r\nSurrogate-Key: new\r\n"
+                .to_owned(),
+            Vec::new(),
+        ),
+        _ => ok(
+            "ETag: \"1\"\r\nCache-Control: max-age=0\r\nSurrogate-Key: old\r\nX-Reason: theirs\r\n",
+            b"page",
+        ),
+    });
+    assert_eq!(
+        (site.get("/many").status, site.status("/many").as_str()),
+        (200, "ron-edge; fwd=uri-miss; detail=surrogate-keys")
+    );
+    assert_eq!((site.get("/page").text().as_str(), site.get("/page").text().as_str()), ("page", "page"));
+    let hit = site.get("/page");
+    assert_eq!((hit.header("x-reason"), hit.header("surrogate-key")), (None, Some("new")));
+    assert_eq!(site.origin.count("/page"), 2, "fetched and confirmed");
+    let purge =
+        |body: &str| site.edge.send("POST", "/edge/purge", &[], body.as_bytes()).json()["removed"].clone();
+    assert_eq!((purge(r#"{"key":"old"}"#), purge(r#"{"key":"new"}"#)), (0.into(), 1.into()));
 }
 
 #[test]

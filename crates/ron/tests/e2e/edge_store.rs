@@ -3,8 +3,10 @@
 use crate::edge::{Edge, config};
 use ron_testkit::{Client, Node, get, ron, ron_with};
 use std::collections::HashMap;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -249,6 +251,26 @@ fn memory_is_flat_whatever_the_size_of_an_object() {
     assert!(same.success());
     let grown = *most.lock().unwrap() - idle;
     assert!(grown < 32.0, "{grown} MiB more than at rest for an object of 300 MiB");
+}
+
+#[test]
+fn a_pipe_is_put_to_its_end_and_what_is_no_file_or_header_is_told() {
+    let edge = Edge::start("", "");
+    let dir = edge.node.dir.path();
+    let put = ["edge", "put", "/dev/stdin", "--name", "p", "--config", "ron.toml"];
+    let mut piped = ron_testkit::command(&put, dir).stdin(Stdio::piped()).spawn().unwrap();
+    piped.stdin.take().unwrap().write_all(b"hello").unwrap();
+    assert!(piped.wait().unwrap().success());
+    assert_eq!(edge.get("/edge/assets/p", &[]).text(), "hello");
+    std::fs::write(dir.join("empty"), "").unwrap();
+    let run = |args: &[&str]| ron(&[&["edge", "put"], args, &["--config", "ron.toml"]].concat(), dir);
+    assert!(run(&["empty", "--name", "e"]).status.success());
+    assert_eq!(edge.get("/edge/assets/e", &[]).body.len(), 0);
+    let folder = run(&["."]);
+    assert!(String::from_utf8_lossy(&folder.stderr).contains("is a folder"), "{folder:?}");
+    let injected = run(&["empty", "--name", "x", "--type", "text/plain\r\nSurrogate-Key: k"]);
+    assert_eq!(injected.status.code(), Some(64), "{injected:?}");
+    assert_eq!(edge.get("/edge/assets/x", &[]).status, 403, "nothing was sent");
 }
 
 #[test]

@@ -265,7 +265,7 @@ pub fn age_of(headers: &HeaderMap) -> Option<u64> {
 
 /// Takes out what no cache keeps (RFC 9111 section 3.1), and what is worked out anew for each answer.
 pub(super) fn clean(headers: &mut HeaderMap) {
-    const OURS: [&str; 3] = ["keep-alive", "proxy-connection", "proxy-authentication-info"];
+    const OURS: [&str; 4] = ["keep-alive", "proxy-connection", "proxy-authentication-info", "x-reason"];
     let listed: Vec<HeaderName> = headers
         .get_all(CONNECTION)
         .iter()

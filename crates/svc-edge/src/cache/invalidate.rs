@@ -109,6 +109,18 @@ impl Purge {
     }
 }
 
+/// Keys of one response, and bytes of each: what has more cannot be purged by all of them, and is not stored.
+pub(crate) const KEYS_MAX: usize = 256;
+pub(crate) const KEY_MAX: usize = 1024;
+
+/// The keys under which a response can be purged; none if they are too many, too long or no text.
+pub(crate) fn purge_keys(response: &HeaderMap) -> Option<Vec<String>> {
+    let text =
+        |key: &[u8]| Some(std::str::from_utf8(key).ok().filter(|key| key.len() <= KEY_MAX)?.to_owned());
+    let keys = surrogate_keys(response).take(KEYS_MAX + 1).map(text).collect::<Option<Vec<_>>>()?;
+    (keys.len() <= KEYS_MAX).then_some(keys)
+}
+
 /// The keys under which an origin wants to purge a response: words of `Surrogate-Key`, members of `Cache-Tag`.
 pub fn surrogate_keys(response: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     let words = response.get_all(SURROGATE_KEY).iter();

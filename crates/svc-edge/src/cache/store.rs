@@ -2,7 +2,7 @@
 
 use super::directives::{RequestRules, ResponseRules, Scope};
 use super::head::{Body, Exchange, Policy, StoredHead, is_heuristically_cacheable};
-use super::invalidate::{path_of, same_origin};
+use super::invalidate::{path_of, purge_keys, same_origin};
 use super::range::{ContentRange, Parts, number};
 use super::vary::Selecting;
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_LOCATION, CONTENT_RANGE};
@@ -28,6 +28,8 @@ pub enum NotStored {
     Range,
     /// Nothing says that it may be, or it could never be used.
     Freshness,
+    /// It could not be purged by all of its surrogate keys.
+    Keys,
 }
 
 impl NotStored {
@@ -43,6 +45,7 @@ impl NotStored {
             Self::Vary => "vary",
             Self::Range => "range",
             Self::Freshness => "no-freshness",
+            Self::Keys => "surrogate-keys",
         }
     }
 }
@@ -70,6 +73,9 @@ pub fn judge(
         return Err(NotStored::Request);
     }
     let selecting = Selecting::of(response, request).ok_or(NotStored::Vary)?;
+    if purge_keys(response).is_none() {
+        return Err(NotStored::Keys);
+    }
     let partial = status == StatusCode::PARTIAL_CONTENT;
     let range = partial.then(|| ContentRange::of(response).ok_or(NotStored::Range)).transpose()?;
     // Parts are kept as parts of the whole (section 3.3).

@@ -2,6 +2,7 @@
 
 use super::date::UnixMillis;
 use super::head::{Body, Exchange, StoredHead, clean};
+use super::invalidate::purge_keys;
 use super::range::{Change, ContentRange, Parts, number};
 use super::store::{body_of, permits};
 use super::validators::{Sameness, Validators};
@@ -151,7 +152,8 @@ pub fn freshen(
     let kept = selecting.clone().unwrap_or_else(|| head.selecting().clone());
     let head = StoredHead::new(head.status(), headers, kept, exchange, head.body().clone());
     let permitted = permits(head.status(), head.rules(), request.contains_key(AUTHORIZATION)).is_ok();
-    Freshened { keep: permitted && selecting.is_some(), head }
+    let keep = permitted && selecting.is_some() && purge_keys(head.headers()).is_some();
+    Freshened { keep, head }
 }
 
 /// What a response to HEAD says about a stored response that its request could have selected (section 4.3.5):

@@ -5,7 +5,7 @@ use super::disk::Change;
 use super::upload::{Arrived, ArrivedBytes};
 use super::{Cas, CasError};
 use crate::address::Address;
-use crate::cache::StoredHead;
+use crate::cache::{StoredHead, purge_keys};
 use crate::semantics::{Coding, Outcome, Preconditions, Validators};
 use http::Method;
 use ron_kernel::channel::Receiver;
@@ -356,7 +356,8 @@ impl Cas {
             drop_unused(&mut catalog, &asset, out);
             return 1;
         };
-        let asset = Arc::new(Asset { head: Some(head), ..Asset::clone(&asset) });
+        let keys = purge_keys(head.headers()).unwrap_or_default();
+        let asset = Arc::new(Asset { head: Some(head), keys, ..Asset::clone(&asset) });
         catalog.set_name(name, asset.clone());
         out.changes.push(Change::Name(name.clone(), asset));
         1

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::address::Address;
 use crate::cache::validators::EntityTag;
-use crate::cache::{Freshened, NotStored, Pending, StoredHead, freshen, judge, revalidation, surrogate_keys};
+use crate::cache::{Freshened, NotStored, Pending, StoredHead, freshen, judge, purge_keys, revalidation};
 use crate::cas::{Arrived, Asset, CasError, Epoch, NewName, NewResponse, Put};
 use crate::egress::{OriginUrl, REDIRECTS_MAX};
 use crate::encode;
@@ -24,8 +24,6 @@ use std::time::{Duration, Instant};
 
 /// Longest path and query that are kept.
 pub(crate) const NAME_MAX: usize = 4096;
-const KEYS_MAX: usize = 32;
-const KEY_MAX: usize = 128;
 const CONTENT_TYPE_MAX: usize = 200;
 
 /// What every origin of assets is asked with, and so what their answers may vary by.
@@ -255,7 +253,7 @@ impl Fill {
         let new = NewName {
             name: name.to_owned(),
             content_type,
-            keys: keys(headers),
+            keys: purge_keys(headers).unwrap_or_default(),
             encoded: Vec::new(),
             conditions: Preconditions::default(),
             response: Some(response),
@@ -317,10 +315,4 @@ fn content_type(headers: &HeaderMap, name: &str) -> String {
     sent.filter(|text| text.len() <= CONTENT_TYPE_MAX && text.contains('/'))
         .unwrap_or(type_of(path))
         .to_owned()
-}
-
-/// The keys under which it can be purged, as far as they are reasonable.
-pub(super) fn keys(headers: &HeaderMap) -> Vec<String> {
-    let keys = surrogate_keys(headers).filter(|key| key.len() <= KEY_MAX);
-    keys.filter_map(|key| Some(std::str::from_utf8(key).ok()?.to_owned())).take(KEYS_MAX).collect()
 }

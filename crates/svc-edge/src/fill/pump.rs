@@ -4,7 +4,7 @@ use super::{Counters, Failure, Flight};
 use crate::cas::{Arrived, Cas, CasError, Upload};
 use bytes::{Bytes, BytesMut};
 use http_body::{Body as _, Frame};
-use ron_kernel::admission::decode::{Coding, DecodeGuard, DecodeLimits};
+use ron_kernel::admission::decode::{Coding, DecodeError, DecodeGuard, DecodeLimits};
 use ron_kernel::http::client::Payload;
 use ron_kernel::http::{Body, BodyError};
 use std::fs::File;
@@ -130,7 +130,10 @@ impl Inflow<'_> {
                     let mut out = BytesMut::new();
                     decoder.push(&data, &mut |piece| out.extend_from_slice(piece)).map_err(|error| {
                         tracing::warn!(%error, "an origin's answer cannot be decoded");
-                        Failure::Decompress
+                        match error {
+                            DecodeError::Cap | DecodeError::Ratio => Failure::Decompress,
+                            error => Failure::Upstream(error.to_string()),
+                        }
                     })?;
                     out.freeze()
                 }

@@ -1,13 +1,12 @@
 //! Bringing in a site's response: asked for on a client's behalf, stored for all whom it fits.
 
-use super::asset::keys;
 use super::{
     Ask, Asked, Begun, Caps, Digests, Failure, Fill, Flight, Landed, News, Origin, Pilot, Pumped, pump,
 };
 use crate::address::Address;
 use crate::cache::{
     Exchange, Forward, NotStored, Pending, StoredHead, UnixMillis, Validated, combine, freshen, judge,
-    make_completion, make_conditional, validated,
+    make_completion, make_conditional, purge_keys, validated,
 };
 use crate::cas::{Arrived, Epoch, NewName, NewResponse, Put, Response, response_name};
 use crate::semantics::Preconditions;
@@ -372,7 +371,7 @@ impl Fill {
         let new = NewName {
             name,
             content_type: String::new(),
-            keys: keys(head.headers()),
+            keys: purge_keys(head.headers()).unwrap_or_default(),
             encoded: Vec::new(),
             conditions: Preconditions::default(),
             response: Some(NewResponse { head, parts, modified: 0, since }),

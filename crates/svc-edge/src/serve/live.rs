@@ -44,7 +44,10 @@ struct Wanted<'a> {
     request: &'a Parts,
     /// The name under which it is stored: its path, and behind a character that no path has its query.
     key: String,
+    /// Who is asked, for which path and query; nobody if that is not allowed now.
     origin: Option<(&'a Arc<Origin>, String)>,
+    /// That of the origin it comes from, whether it is asked or not.
+    policy: cache::Policy,
     snapshot: &'a Arc<Snapshot>,
     budget: Budget,
     /// When it was asked for.
@@ -61,22 +64,16 @@ impl Edge {
         permit: Permit,
     ) -> Result<Response<Body>, Rejection> {
         let query = request.uri.query();
-        let stands_for = snapshot.origins.of_asset(&format!("/{name}")).filter(|_| is_live(snapshot));
+        let stands_for = snapshot.origins.of_asset(&format!("/{name}"));
+        let policy = stands_for.as_ref().map(|(origin, _)| origin.policy.clone()).unwrap_or_default();
         let wanted = Wanted {
             request,
-            // A query means something only to an origin, not to what was put here.
-            key: match (query, &stands_for) {
-                (Some(query), Some(_))
-                    if self.cas.asset(name).is_none_or(|found| found.asset.head.is_some()) =>
-                {
-                    format!("{name}\0{query}")
-                }
-                _ => name.to_owned(),
-            },
-            origin: stands_for.map(|(origin, path)| match query {
+            key: self.asset_key(name.to_owned(), query),
+            origin: stands_for.filter(|_| is_live(snapshot)).map(|(origin, path)| match query {
                 Some(query) => (origin, format!("{path}?{query}")),
                 None => (origin, path),
             }),
+            policy,
             snapshot,
             budget,
             since: self.cas.epoch(),
@@ -92,6 +89,15 @@ impl Edge {
             }
         }
         Err(Failure::Lost.rejection())
+    }
+
+    /// The name under which an asset is stored. A query means something only to an origin, not to what was put here.
+    pub(super) fn asset_key(&self, name: String, query: Option<&str>) -> String {
+        let put_here = |name: &str| self.cas.asset(name).is_some_and(|found| found.asset.head.is_none());
+        match query {
+            Some(query) if !put_here(&name) => format!("{name}\0{query}"),
+            _ => name,
+        }
     }
 
     async fn try_asset(&self, wanted: &Wanted<'_>, permit: Permit) -> Result<Response<Body>, Retry> {
@@ -249,11 +255,7 @@ impl Edge {
         status: CacheStatus<'_>,
         permit: Permit,
     ) -> Result<Response<Body>, Retry> {
-        let policy = wanted.origin.as_ref().map(|(origin, _)| &origin.policy);
-        let age = |head: &StoredHead| {
-            let policy = policy.cloned().unwrap_or_default();
-            head.freshness(&policy, UnixMillis(unix_millis())).age_ms / 1000
-        };
+        let age = |head: &StoredHead| head.freshness(&wanted.policy, UnixMillis(unix_millis())).age_ms / 1000;
         let resource = Resource {
             variants: &found.variants,
             content_type: &found.asset.content_type,
@@ -395,15 +397,15 @@ fn plan(found: Option<&Found>, wanted: &Wanted<'_>) -> Plan {
     // What was put here is good until it is put again.
     let Some(head) = &found.asset.head else { return hit };
     let now = UnixMillis(unix_millis());
-    let Some((origin, _)) = &wanted.origin else {
+    if wanted.origin.is_none() {
         // Nobody can be asked.
-        let fresh = head.freshness(&cache::Policy::default(), now).is_fresh();
+        let fresh = head.freshness(&wanted.policy, now).is_fresh();
         return if fresh { hit } else { Plan::Serve { source: Source::Stale, revalidate: false } };
-    };
+    }
     if is_bad(found) {
         return Plan::Fetch { stands_in: false };
     }
-    match cache::decide((&Method::GET, &FIELDS), &[head], &origin.policy, now) {
+    match cache::decide((&Method::GET, &FIELDS), &[head], &wanted.policy, now) {
         Verdict::Reuse(reuse) if reuse.freshness.is_fresh() => hit,
         Verdict::Reuse(reuse) => Plan::Serve { source: Source::Stale, revalidate: reuse.revalidate },
         Verdict::Forward(forward) => Plan::Fetch { stands_in: forward.on_error.is_some() },

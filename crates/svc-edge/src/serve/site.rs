@@ -115,6 +115,10 @@ impl Edge {
         if let Some(answer) = count_hops(&mut request) {
             return answer;
         }
+        if request.method == Method::CONNECT {
+            let detail = "CONNECT asks for a tunnel, which is not made here";
+            return Err(Rejection::new(Reason::MethodUnknown, detail));
+        }
         let target = request.uri.path_and_query().map_or("/", |it| it.as_str()).to_owned();
         let reads = matches!(request.method, Method::GET | Method::HEAD) && bare && upgrade.is_none();
         if !reads || target.len() > NAME_MAX {

@@ -2,7 +2,7 @@
 
 use super::{Edge, Snapshot, unix_millis, value};
 use crate::address::Address;
-use crate::cache::SURROGATE_KEY;
+use crate::cache::{KEY_MAX, KEYS_MAX, SURROGATE_KEY};
 use crate::cas::{Arrived, Cas, CasError, Names, NewName, Put, Stored, Upload};
 use crate::encode;
 use crate::semantics::{CONTENT_DIGEST, Coding, Preconditions, is_compressible, sha256_of, type_of};
@@ -26,8 +26,6 @@ const PURGE: &str = "edge:purge";
 /// What is gathered of an upload before it is written, off the runtime.
 const STRETCH: usize = 256 << 10;
 const CONTENT_TYPE_MAX: usize = 200;
-const KEYS_MAX: usize = 32;
-const KEY_MAX: usize = 128;
 
 impl Edge {
     pub(super) async fn put_object(
@@ -177,7 +175,8 @@ impl Edge {
     ) -> Result<Response<Body>, Rejection> {
         self.authorize(request, PURGE, snapshot)?;
         let conditions = Preconditions::of(&request.headers, unix_millis() / 1000);
-        match self.forget("/edge/assets", Names::Asset(name), conditions, budget).await? {
+        let which = Names::Asset(self.asset_key(name, request.uri.query()));
+        match self.forget("/edge/assets", which, conditions, budget).await? {
             0 => Err(Rejection::new(Reason::NotFound, "it is not stored")),
             _ => {
                 let mut response = Response::new(Body::default());
@@ -316,8 +315,10 @@ fn content_type(headers: &HeaderMap, name: &str) -> Result<String, Rejection> {
 
 /// The surrogate keys, by which the asset can be purged.
 fn keys(headers: &HeaderMap) -> Result<Vec<String>, Rejection> {
-    let bad =
-        || Rejection::new(Reason::Malformed, "Surrogate-Key has too many keys, or one that is too long");
+    let bad = || {
+        let detail = format!("Surrogate-Key takes {KEYS_MAX} keys of up to {KEY_MAX} bytes each");
+        Rejection::new(Reason::Malformed, detail)
+    };
     let mut keys = Vec::new();
     for value in headers.get_all(SURROGATE_KEY) {
         keys.extend(value.to_str().map_err(|_not_ascii| bad())?.split_ascii_whitespace().map(str::to_owned));
