@@ -333,6 +333,9 @@ impl Core {
                 "it was committed already: the approval comes too late",
             ));
         };
+        if waiting.ends_at < now {
+            return Err(Refusal::new(Reason::Expired, "it is past its end"));
+        }
         let held = waiting.approvals.iter().find(|held| held.approval().signer == approval.signer);
         match held {
             Some(held) if held.approval().sig == approval.sig => {}

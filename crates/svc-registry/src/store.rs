@@ -70,6 +70,8 @@ const HEAD: &str = "head";
 const MIN_VERSION: &str = "min_version";
 const KEPT_BYTES: &str = "kept_bytes";
 const JOURNALED: &str = "journaled";
+/// One while there may be batches in the journal that the database has not.
+const IN_JOURNAL: &str = "in_journal";
 
 /// Why the store did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -203,29 +205,50 @@ impl Opened {
         Ok(Opened { database, shown, journal: Mutex::new(None), ended })
     }
 
+    /// Refuses to go on without a journal that may have something.
+    fn needs_no_journal(&self, disk: &Disk) -> Result<(), StoreError> {
+        self.show()?;
+        if Reader::new(self.shown.load_full(), disk).in_journal()? {
+            return Err(journal::damaged("it is missing or cut, and has what was acknowledged last"));
+        }
+        Ok(())
+    }
+
     /// Does what the journal has and the database has not.
     fn recover(self, disk: &Disk, roots: ron_log::B3) -> Result<Opened, StoreError> {
         self.show()?;
+        let reader = Reader::new(self.shown.load_full(), disk);
         let Some(medium) = disk.journal() else { return Ok(self) };
-        let last = Reader::new(self.shown.load_full(), disk).journaled()?;
+        let last = reader.journaled()?;
         let mut done = 0;
         let mut journal = Journal::recover(medium, roots, last, |number, head, changes| {
             done += 1;
-            write::transact(&self.database, Durability::None, |transaction| {
+            let did = write::transact(&self.database, Durability::None, |transaction| {
                 write::apply(transaction, head, changes)?;
                 write::journaled(transaction, number)
+            });
+            did.map_err(|error| match error {
+                StoreError::HeadMoved => {
+                    journal::damaged("it goes on from another entry than the database's last")
+                }
+                error => error,
             })
         })?;
         if done > 0 {
             tracing::info!(batches = done, "what the registry's journal had was done");
-            write::transact(&self.database, Durability::Immediate, |_| Ok(()))?;
+        }
+        if done > 0 || reader.in_journal()? != disk.flushes() {
+            let used = disk.flushes();
+            write::transact(&self.database, Durability::Immediate, |transaction| {
+                write::in_journal(transaction, used)
+            })?;
             if disk.flush_failed() {
                 return Err(StoreError::FlushFailed);
             }
             self.show()?;
         }
         journal.begin_again();
-        Ok(Opened { journal: Mutex::new(Some(journal)), ..self })
+        Ok(Opened { journal: Mutex::new(Some(journal).filter(|_| disk.flushes())), ..self })
     }
 
     /// Readers see what was written last.
@@ -292,12 +315,16 @@ impl Store {
         Store::over(Disk::memory(), roots)
     }
 
-    pub(crate) fn over(disk: Disk, roots: &TrustRoots) -> Result<Store, OpenError> {
+    pub(crate) fn over(mut disk: Disk, roots: &TrustRoots) -> Result<Store, OpenError> {
         let opened = Opened::new(&disk)?;
         let (given, canonical) = (roots.b3(), roots.canonical());
         let known = write::prepare(&opened.database, &canonical, roots)?;
         if known != canonical.as_bytes() {
             return Err(OpenError::OtherRoots(ron_log::B3::of(&known), given));
+        }
+        if disk.journal().is_none() {
+            opened.needs_no_journal(&disk)?;
+            disk.make_journal().map_err(StoreError::of_io)?;
         }
         let opened = opened.recover(&disk, given)?;
         let inner = Inner {
@@ -430,6 +457,16 @@ impl Store {
     /// Closes the store so that the next start need not look through all of it. Nothing can be read any more.
     pub fn close(&self) {
         let Some(mut opened) = self.inner.opened.swap(None) else { return };
+        let disk = &self.inner.disk;
+        if disk.journal().is_some() && !disk.flush_failed() {
+            // From now on the database has all; should this fail, the journal is needed as after a crash.
+            let done = opened.write(disk, Durability::Immediate, None, |transaction| {
+                write::in_journal(transaction, false)
+            });
+            if let Err(error) = done {
+                tracing::debug!(%error, "the registry's store could not be closed properly");
+            }
+        }
         let until = Instant::now() + CLOSE_PATIENCE;
         while let Err(shared) = Arc::try_unwrap(opened) {
             if Instant::now() > until {

@@ -127,9 +127,11 @@ pub(crate) fn evidence(
         let seen = Checkpoint::verify(&note, &log)
             .with_context(|| format!("{} is no checkpoint of this log", file.display()))?;
         let (old, new) = if seen.size <= newest.size { (&seen, &newest) } else { (&newest, &seen) };
-        // A node that is behind what it once signed cannot show how the two go together, and should be able to.
+        // A node that is behind what it once signed cannot show how the two go together, and should be able to. One that
+        // cannot be asked has shown nothing yet.
         let path = if new.size == newest.size {
-            consistency(old.size, new.size, |tile| sure_tile(registry, tile)).ok()
+            let compared = consistency(old.size, new.size, |tile| sure_tile(registry, tile));
+            Some(compared.with_context(|| format!("{} cannot be compared now", file.display()))?)
         } else {
             None
         };
@@ -152,10 +154,14 @@ pub(crate) fn evidence(
     let mut text = String::new();
     for (file, seen, note) in &against {
         let name = file.display();
-        print(&format!(
-            "{name}: the checkpoint of size {} does not go with that of size {}",
-            seen.size, newest.size
-        ))?;
+        let (seen, now) = (seen.size, newest.size);
+        print(&if seen > now {
+            format!(
+                "{name}: the log signed a checkpoint of size {seen}, and shows one of size {now} only: it lost entries"
+            )
+        } else {
+            format!("{name}: the checkpoint of size {seen} does not go with that of size {now}")
+        })?;
         text += &format!("{note}\n");
     }
     text += &now.to_string();

@@ -51,7 +51,7 @@ impl Disk {
             // Else a crash could forget the file's name.
             File::open(&folder)?.sync_all()?;
         }
-        let journal = if fsync { journal(&path.with_extension("journal"), &folder)? } else { None };
+        let journal = whole_journal(&path.with_extension("journal"))?;
         let states = Arc::new(States::beside(path, fsync));
         Ok(Disk { path: Some(folder.into()), journal, states, fsync, ..Disk::over(FileMedium::new(file)?) })
     }
@@ -66,7 +66,11 @@ impl Disk {
         }
         let journal = match File::open(path.with_extension("journal")) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
-            journal => Some(Arc::new(Overlay::new(journal?)?) as Arc<dyn Medium>),
+            journal => {
+                let journal = Overlay::new(journal?)?;
+                let whole = journal.len()? >= super::journal::SIZE;
+                whole.then(|| Arc::new(journal) as Arc<dyn Medium>)
+            }
         };
         let states = Arc::new(States::beside(path, false));
         Ok(Disk { journal, states, ..Disk::over(Overlay::new(file)?) })
@@ -97,6 +101,19 @@ impl Disk {
 
     pub(super) fn journal(&self) -> Option<Arc<dyn Medium>> {
         self.journal.clone()
+    }
+
+    /// Makes the journal if there is to be one and there is none.
+    pub(super) fn make_journal(&mut self) -> std::io::Result<()> {
+        if let (None, Some(folder), true) = (&self.journal, &self.path, self.fsync) {
+            self.journal = made_journal(&folder.join(super::FILE).with_extension("journal"), folder)?;
+        }
+        Ok(())
+    }
+
+    /// Whether batches are flushed before they are acknowledged.
+    pub(super) fn flushes(&self) -> bool {
+        self.fsync
     }
 
     /// What became of a batch's write to the journal. No room is the only error after which one can go on: it is taken
@@ -287,20 +304,29 @@ impl StorageBackend for Overlay {
 
 impl Medium for Overlay {}
 
-/// The journal beside a store, with all of its blocks; none if there is no room for them, which costs speed alone.
-fn journal(path: &Path, folder: &Path) -> std::io::Result<Option<Arc<dyn Medium>>> {
-    let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
-    let made = file.metadata()?.len();
-    if made < super::journal::SIZE {
-        let rest = vec![0; (super::journal::SIZE - made) as usize];
-        match file.write_all_at(&rest, made).and_then(|()| file.sync_all()) {
-            Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-                return Ok(None);
-            }
-            made => made?,
+/// The journal beside a store; none if it is not there, or not as a whole.
+fn whole_journal(path: &Path) -> std::io::Result<Option<Arc<dyn Medium>>> {
+    match File::options().read(true).write(true).open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        file => {
+            let file = file?;
+            let whole = file.metadata()?.len() >= super::journal::SIZE;
+            Ok(whole.then(|| Arc::new(JournalFile(file)) as Arc<dyn Medium>))
         }
-        File::open(folder)?.sync_all()?;
     }
+}
+
+/// A new journal with all of its blocks; none if there is no room for them, which costs speed alone.
+fn made_journal(path: &Path, folder: &Path) -> std::io::Result<Option<Arc<dyn Medium>>> {
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
+    let blocks = vec![0; super::journal::SIZE as usize];
+    match file.write_all_at(&blocks, 0).and_then(|()| file.sync_all()) {
+        Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+            return Ok(None);
+        }
+        made => made?,
+    }
+    File::open(folder)?.sync_all()?;
     Ok(Some(Arc::new(JournalFile(file))))
 }
 

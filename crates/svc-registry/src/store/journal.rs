@@ -184,7 +184,7 @@ fn write(medium: &dyn Medium, at: u64, record: &[u8]) -> std::io::Result<()> {
     medium.write(at, first)
 }
 
-fn damaged(what: &str) -> StoreError {
+pub(super) fn damaged(what: &str) -> StoreError {
     let advice = "make the folder anew from an export with `ron registry import`, or from a copy";
     StoreError::Damaged(format!("registry.journal is damaged ({what}): {advice}"))
 }

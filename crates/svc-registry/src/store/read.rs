@@ -2,8 +2,8 @@
 
 use super::states::States;
 use super::{
-    APPROVALS, CHECKPOINTS, COMMITTED, Disk, ENTRIES, GONE, HEAD, JOURNALED, KEPT_BYTES, MANIFESTS, META,
-    MIN_VERSION, PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, StoreError, TILES, head_of,
+    APPROVALS, CHECKPOINTS, COMMITTED, Disk, ENTRIES, GONE, HEAD, IN_JOURNAL, JOURNALED, KEPT_BYTES,
+    MANIFESTS, META, MIN_VERSION, PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, StoreError, TILES, head_of,
 };
 use redb::{ReadTransaction, ReadableTable as _, ReadableTableMetadata as _, TableDefinition};
 use ron_log::tile::Tile;
@@ -93,6 +93,11 @@ impl Reader {
     }
 
     /// The last batch that came through the journal.
+    /// Whether the journal may have what is not here.
+    pub(super) fn in_journal(&self) -> Result<bool, StoreError> {
+        Ok(self.number(IN_JOURNAL)? != 0)
+    }
+
     pub(super) fn journaled(&self) -> Result<u64, StoreError> {
         self.number(JOURNALED)
     }

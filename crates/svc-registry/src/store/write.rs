@@ -1,9 +1,9 @@
 //! Writing the store: a batch is one transaction and one flush.
 
 use super::{
-    APPROVALS, CHECKPOINTS, COMMITTED, ENTRIES, GONE, Gone, HEAD, JOURNALED, KEPT_BYTES, Keeping, MANIFESTS,
-    META, MIN_VERSION, PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, Store, StoreError, TILES, changes_signers,
-    head_bytes, head_of, journal,
+    APPROVALS, CHECKPOINTS, COMMITTED, ENTRIES, GONE, Gone, HEAD, IN_JOURNAL, JOURNALED, KEPT_BYTES, Keeping,
+    MANIFESTS, META, MIN_VERSION, PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, Store, StoreError, TILES,
+    changes_signers, head_bytes, head_of, journal,
 };
 use redb::{Database, Durability, ReadableTable as _, Table, WriteTransaction};
 use ron_log::tree::leaf_hash;
@@ -140,6 +140,11 @@ fn change_number(
 /// Notes that a batch of the journal is in the database.
 pub(super) fn journaled(transaction: &WriteTransaction, number: u64) -> Result<(), StoreError> {
     change_number(transaction, JOURNALED, |_| number)
+}
+
+/// Notes whether the journal may have what is not here.
+pub(super) fn in_journal(transaction: &WriteTransaction, used: bool) -> Result<(), StoreError> {
+    change_number(transaction, IN_JOURNAL, |_| u64::from(used))
 }
 
 /// Does what a batch says, if HEAD is what it expects.

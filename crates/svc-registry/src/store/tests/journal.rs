@@ -210,3 +210,61 @@ fn a_batch_is_read_as_it_was_written_and_no_part_of_one_is_one() {
     }
     assert!(decode(&[body.as_slice(), &[0]].concat()).is_none());
 }
+
+/// The folder of a store with so many batches as it is at a crash, and once it was closed.
+fn folders(batches: u64) -> (tempfile::TempDir, tempfile::TempDir) {
+    let (dir, crashed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let store = Store::open(dir.path(), &roots(), true).unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    for _ in 0..batches {
+        writer.write(log.state.head(), &log.next()).unwrap();
+    }
+    for name in [FILE, "registry.journal"] {
+        std::fs::copy(dir.path().join(name), crashed.path().join(name)).unwrap();
+    }
+    drop(writer);
+    store.close();
+    (crashed, dir)
+}
+
+#[test]
+fn what_the_journal_has_is_done_also_by_a_start_that_flushes_nothing() {
+    let (crashed, _) = folders(5);
+    for fsync in [false, true, false] {
+        let store = Store::open(crashed.path(), &roots(), fsync).unwrap();
+        let mut log = Grown::new(&store);
+        let version = log.state.head().version;
+        assert!(version >= 5, "{version}");
+        store.log_writer().unwrap().write(log.state.head(), &log.next()).unwrap();
+        assert_eq!(store.restore(&roots(), &log_key()).unwrap().state, log.state);
+        store.close();
+    }
+}
+
+#[test]
+fn a_journal_that_is_gone_or_cut_is_told_unless_the_store_was_closed() {
+    for cut in [None, Some(0), Some(4096)] {
+        let (crashed, closed) = folders(5);
+        for (folder, good) in [(&crashed, false), (&closed, true)] {
+            let journal = folder.path().join("registry.journal");
+            match cut {
+                None => std::fs::remove_file(&journal).unwrap(),
+                Some(len) => {
+                    std::fs::File::options().write(true).open(&journal).unwrap().set_len(len).unwrap()
+                }
+            }
+            for fsync in [false, true] {
+                let opened = Store::open(folder.path(), &roots(), fsync);
+                assert_eq!(opened.is_ok(), good, "{cut:?} {fsync}: {opened:?}");
+                if let Ok(store) = &opened {
+                    assert_eq!(store.reader().unwrap().head().unwrap().version, 5);
+                    store.close();
+                }
+            }
+            let said = Store::look(folder.path(), &roots()).err().map(|error| error.to_string());
+            assert_eq!(said.is_none(), good, "{said:?}");
+            assert!(said.is_none_or(|said| said.contains("acknowledged last")));
+        }
+    }
+}
