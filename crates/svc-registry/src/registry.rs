@@ -12,9 +12,8 @@ use crate::mirror::{MIRROR_IDLE, watch};
 use crate::publisher::{Stall, publish};
 use crate::retention::retain;
 use crate::shared::{OPEN, Parts, RECENT, Shared, Signed, now_millis};
-use crate::store::{OpenError, Replay, RestoreError, Restored, Store, StoreError, reading};
+use crate::store::{OpenError, RestoreError, Restored, Store, StoreError, reading};
 use crate::verifier::verify;
-use crate::view::View;
 use crate::witness::{WITNESS_IDLE, collect, keys};
 use http::Method;
 use ron_kernel::channel::{self, Receiver, Sender};
@@ -317,7 +316,7 @@ fn own_roots(key: &PrivateKey) -> TrustRoots {
     TrustRoots { log: LOG.to_owned(), signers }
 }
 
-/// Reads the store; where its tail is damaged, what is before that is served and nothing is written. Nothing is
+/// Reads the store; where it is damaged, what can be relied on all the same is served and nothing is written. Nothing is
 /// written either if the log is not what was signed, or as long as nobody knows what the witnesses saw of it.
 fn share(
     service: &Service,
@@ -335,7 +334,8 @@ fn share(
     let (view, damage) = match store.restore(&roots, &log_key) {
         Ok(Restored { state, tree, last, .. }) => (view_of(&state, &tree, &last.0), None),
         Err(RestoreError::Damaged { version, what }) => {
-            (view_before(&store, version, &roots, &log_key)?, Some((version, what)))
+            let (state, tree, last) = store.restore_despite(version, &roots, &log_key)?;
+            (view_of(&state, &tree, &last), Some((version, what)))
         }
         Err(error) => return Err(error.into()),
     };
@@ -399,15 +399,6 @@ fn signed_by_another(store: &Store, log_key: &NoteKey) -> Result<bool, StoreErro
         note.is_ok_and(|note| matches!(note.verify(log_key), Err(NoteError::Unsigned(_))))
     });
     Ok(others.next().is_some_and(|first| first && others.all(|other| other)))
-}
-
-/// What there was before a damaged version.
-fn view_before(store: &Store, version: u64, roots: &TrustRoots, log: &NoteKey) -> Result<View, RestoreError> {
-    let reader = store.reader()?;
-    let last = version.saturating_sub(1);
-    let mut replay = Replay::before(&reader, last, roots, log)?;
-    replay.run(&reader, last)?;
-    Ok(view_of(&replay.state, &replay.tree, &replay.last.0))
 }
 
 fn start_tasks(shared: &Arc<Shared>, intake: Intake, reload: Arc<Receiver<Arc<RegistrySettings>>>) {

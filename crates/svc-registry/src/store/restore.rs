@@ -55,6 +55,25 @@ impl Store {
         Ok(Restored { state, tree, edge, last })
     }
 
+    /// What can be read of a log with a damaged version: all of it where a signed state from after the damage leads to
+    /// HEAD, else what there was before.
+    pub fn restore_despite(
+        &self,
+        damaged_version: u64,
+        roots: &TrustRoots,
+        log: &NoteKey,
+    ) -> Result<(State, Tree, Entry), RestoreError> {
+        let reader = self.reader()?;
+        let after = after_damage(&reader, damaged_version, roots, log);
+        if let Ok(Some(whole)) = after {
+            return Ok(whole);
+        }
+        let last = damaged_version.saturating_sub(1);
+        let mut replay = Replay::before(&reader, last, roots, log)?;
+        replay.run(&reader, last)?;
+        Ok((replay.state, replay.tree, replay.last.0))
+    }
+
     /// The state after a version that is kept.
     pub fn state_at(&self, version: u64, roots: &TrustRoots, log: &NoteKey) -> Result<State, RestoreError> {
         let reader = self.reader()?;
@@ -67,6 +86,25 @@ impl Store {
         replay.run(&reader, version)?;
         Ok(replay.state)
     }
+}
+
+/// The log up to HEAD by a signed state that is newer than a damaged version, if there is one and all of it fits.
+fn after_damage(
+    reader: &Reader,
+    damaged_version: u64,
+    roots: &TrustRoots,
+    log: &NoteKey,
+) -> Result<Option<(State, Tree, Entry)>, RestoreError> {
+    let head = reader.head()?;
+    let mut replay = Replay::before(reader, head.version.saturating_add(1), roots, log)?;
+    if replay.head().version <= damaged_version {
+        return Ok(None);
+    }
+    replay.run(reader, head.version)?;
+    check_tree(reader, &replay.tree, log)?;
+    let entry = reader.entry(head.version)?.and_then(|record| Entry::parse(record).ok());
+    let entry = entry.filter(|entry| replay.head() == head && entry.hash() == head.hash);
+    Ok(entry.map(|entry| (replay.state, replay.tree, entry)))
 }
 
 /// Entries applied one after the other, each checked against the chain.

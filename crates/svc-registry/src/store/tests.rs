@@ -450,3 +450,39 @@ fn a_store_is_opened_anew_by_one_at_a_time() {
     writer.write(head, &changes).unwrap();
     assert_eq!(store.reader().unwrap().head().unwrap(), log.state.head());
 }
+
+#[test]
+fn a_damaged_entry_below_a_signed_state_hides_nothing_that_came_after() {
+    let store = Store::in_memory(&roots()).unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    for _ in 0..12 {
+        writer.write(log.state.head(), &log.next()).unwrap();
+    }
+    store.spoil(4);
+    let damaged = |error| match error {
+        RestoreError::Damaged { version, .. } => version,
+        error => panic!("{error}"),
+    };
+    let restored = || store.restore(&roots(), &log_key()).map(drop).map_err(damaged);
+    let despite = |version| store.restore_despite(version, &roots(), &log_key()).unwrap();
+    assert_eq!(restored(), Err(4));
+    assert_eq!(despite(4).0.head().version, 3, "nothing vouches for what came after");
+    let head = log.state.head();
+    let sign = |state_b3| {
+        let snapshot =
+            ron_log::Snapshot { log: roots().log, version: head.version, hash: head.hash, state_b3 };
+        snapshot.sign(&key(9)).to_string()
+    };
+    let keeping = Keeping { state: Whole::State(&log.state), sign: &sign };
+    let size = head.version + 1;
+    let checkpoint = ron_log::Checkpoint { origin: roots().log, size, root: log.tree.root() };
+    let note = checkpoint.sign(&key(9)).to_string();
+    store.note_writer().checkpoint(size, &note, Some(keeping), |_| false).unwrap();
+    assert_eq!(restored(), Err(4), "it is told all the same");
+    let (state, tree, last) = despite(4);
+    assert_eq!((state.head(), tree.root(), last.hash()), (head, log.tree.root(), head.hash));
+    assert_eq!(state, log.state);
+    store.spoil(12);
+    assert_eq!(despite(4).0.head().version, 3, "HEAD's own entry must be there");
+}
