@@ -143,6 +143,10 @@ fn a_proposal_can_be_withdrawn_and_ends_by_itself() {
     assert!(replies[0].is_ok());
     assert_eq!(replies[1].as_ref().unwrap_err().reason, Reason::Busy, "only so many may wait");
     let id = first.b3();
+    let ended = now_millis() + 2;
+    while now_millis() < ended {}
+    let late = Ask::Approve { id, approval: approval(1, id) };
+    assert_eq!(reason(registry.ask(late)), Reason::Expired, "before anybody has looked");
     // It has ended after a millisecond, or ends now.
     while registry.core.pending.len() > 0 {
         registry.core.tick().unwrap();
