@@ -258,9 +258,11 @@ fn initial_age_ms(headers: &HeaderMap, exchange: Exchange) -> u64 {
     apparent.max(stated.saturating_add(exchange.received.since(exchange.requested)))
 }
 
-/// The first member of `Age`, if it is one (RFC 9111 section 5.1).
+/// The first member of `Age`, if it is one (RFC 9111 section 5.1). A number stays one with parameters behind it:
+/// to ignore it would make an old response young.
 pub fn age_of(headers: &HeaderMap) -> Option<u64> {
-    members_or_empty(headers.get(AGE)?.as_bytes()).next().and_then(delta_seconds)
+    let first = members_or_empty(headers.get(AGE)?.as_bytes()).next()?;
+    delta_seconds(first.split(|byte| *byte == b';').next()?.trim_ascii_end())
 }
 
 /// Takes out what no cache keeps (RFC 9111 section 3.1), and what is worked out anew for each answer.

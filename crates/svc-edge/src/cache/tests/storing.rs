@@ -208,7 +208,9 @@ fn age_is_the_first_member_if_it_is_one() {
         ("Age: abc", None),
         ("Age: -7", None),
         ("Age: 7.0", None),
-        ("Age: 7;x=1", None),
+        ("Age: 7;x=1", Some(7)),
+        ("Age: 7200 ;x", Some(7200)),
+        ("Age: ;x=1", None),
         ("Age: , 7", None),
         ("", None),
     ] {
