@@ -120,7 +120,9 @@ impl DataDir {
     /// Replaces a file so that a reader sees the old one or the new one, whole.
     pub fn write_atomically(&self, name: &str, bytes: &[u8]) -> std::io::Result<()> {
         let temporary = self.0.join(format!(".{name}.{}", std::process::id()));
-        std::fs::write(&temporary, bytes)?;
-        std::fs::rename(&temporary, self.0.join(name))
+        let written = std::fs::write(&temporary, bytes);
+        let written = written.and_then(|()| std::fs::rename(&temporary, self.0.join(name)));
+        // What remains of it is of no use to anybody.
+        written.inspect_err(|_| drop(std::fs::remove_file(&temporary)))
     }
 }

@@ -17,7 +17,7 @@ use crate::quorum::Judgement;
 use crate::roots::TrustRoots;
 use crate::snapshot::{PruneManifest, Snapshot};
 use crate::state::{Head, State, is_late};
-use crate::tile::{TILE_WIDTH, Tile};
+use crate::tile::{TILE_WIDTH, Tile, decimal};
 use crate::tree::{Hash, Tree, leaf_hash};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -212,7 +212,13 @@ impl Verifier {
                 }
                 self.expect_root(checkpoint.size, checkpoint.root);
             }
-            Err(kind) => self.fault(self.next_version().saturating_sub(1), kind),
+            Err(kind) => {
+                // What is said to be signed is the best guess at which version it was about.
+                let stated =
+                    std::str::from_utf8(note).ok().and_then(|text| text.lines().nth(1)).and_then(decimal);
+                let size = stated.unwrap_or_else(|| self.next_version());
+                self.fault(size.saturating_sub(1), kind);
+            }
         }
     }
 
@@ -387,10 +393,12 @@ impl Verifier {
                 continue;
             }
             let tile = Tile { level: *level, index: place, width: width as u16 };
-            let first = place << (8 * (u32::from(*level) + 1));
-            match read(tile)? {
-                Some(stored) if stored.starts_with(hashes) && (stored.len() == hashes.len() || !full) => {}
-                _ => faults.push((first, FaultKind::Tile(tile))),
+            let stored = read(tile)?.unwrap_or_default();
+            if !stored.starts_with(hashes) || (stored.len() != hashes.len() && full) {
+                let pairs = hashes.chunks(32).zip(stored.chunks(32));
+                let same = pairs.take_while(|(made, kept)| made == kept).count() as u64;
+                let first = (tile.start() + same.min(width - 1)) << (8 * u32::from(*level));
+                faults.push((first, FaultKind::Tile(tile)));
             }
             if full {
                 hashes.clear();

@@ -6,6 +6,7 @@
 //! everything together and lets it run.
 
 mod client;
+mod disk;
 mod load;
 mod node;
 mod origin;
@@ -14,6 +15,7 @@ mod slots;
 mod soak;
 
 pub use client::{Answer, Client, get, request};
+pub use disk::SmallDisk;
 pub use load::{Flow, Load, Outcome, Sample, percentile};
 pub use node::{Node, api_key, command, ron, ron_with};
 pub use origin::{Choice, Gate, Origin, Script, Stream};

@@ -19,7 +19,7 @@ use ron_kernel::token::Verifier;
 use ron_kernel::units::Span;
 use serde_json::{Map, Value, json};
 use std::fs::File;
-use std::io::{Read as _, Seek as _, Write as _};
+use std::io::{ErrorKind, Read as _, Seek as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
@@ -631,8 +631,14 @@ fn announce(config: &Config, data: &DataDir, addresses: &Value, token: &str) -> 
         writeln!(std::io::stdout(), "{line}")?;
         return Ok(());
     }
-    data.write_atomically("addresses.json", addresses.to_string().as_bytes())
-        .context("cannot write addresses.json")
+    match data.write_atomically("addresses.json", addresses.to_string().as_bytes()) {
+        Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+            // What can be read is of use without it.
+            tracing::error!(%error, "addresses.json is not written: commands find this node by --url alone");
+            Ok(())
+        }
+        written => written.context("cannot write addresses.json"),
+    }
 }
 
 /// What a newcomer sees.

@@ -171,8 +171,8 @@ pub struct Store {
 #[derive(Debug)]
 struct Inner {
     disk: Disk,
-    /// The hash of the roots it was made with.
-    roots: ron_log::B3,
+    /// What it was made with.
+    roots: TrustRoots,
     /// None once it was closed.
     opened: ArcSwapOption<Opened>,
     /// Somebody has the writer of the log.
@@ -203,6 +203,31 @@ impl Opened {
         let database = database.map_err(StoreError::of)?;
         let shown = ArcSwap::from_pointee(database.begin_read().map_err(StoreError::of)?);
         Ok(Opened { database, shown, journal: Mutex::new(None), ended })
+    }
+
+    /// Opens what lies on a disk, or begins a store there, and does what the journal has.
+    fn at(disk: &Disk, roots: &TrustRoots) -> Result<Opened, OpenError> {
+        let opened = Opened::new(disk)?;
+        let canonical = roots.canonical();
+        let known = write::prepare(&opened.database, &canonical, roots)?;
+        if known != canonical.as_bytes() {
+            return Err(OpenError::OtherRoots(ron_log::B3::of(&known), roots.b3()));
+        }
+        if disk.journal().is_none() {
+            opened.needs_no_journal(disk)?;
+        }
+        Ok(opened.recover(disk, roots.b3())?)
+    }
+
+    /// The same where the disk has no room for what that would write: it stays in memory, from where all can be read.
+    /// Nothing is written to it, since a full disk is opened anew before.
+    fn held(disk: &Disk, roots: &TrustRoots) -> Result<Opened, OpenError> {
+        let opened = Opened::at(&disk.held().map_err(StoreError::of_io)?, roots)?;
+        disk.set_full(true);
+        tracing::error!(
+            "the disk is full: the registry is read from memory where it would have been written"
+        );
+        Ok(opened)
     }
 
     /// Refuses to go on without a journal that may have something.
@@ -316,20 +341,20 @@ impl Store {
     }
 
     pub(crate) fn over(mut disk: Disk, roots: &TrustRoots) -> Result<Store, OpenError> {
-        let opened = Opened::new(&disk)?;
-        let (given, canonical) = (roots.b3(), roots.canonical());
-        let known = write::prepare(&opened.database, &canonical, roots)?;
-        if known != canonical.as_bytes() {
-            return Err(OpenError::OtherRoots(ron_log::B3::of(&known), given));
-        }
-        if disk.journal().is_none() {
-            opened.needs_no_journal(&disk)?;
+        let opened = Opened::at(&disk, roots).and_then(|opened| {
+            if disk.journal().is_some() {
+                return Ok(opened);
+            }
             disk.make_journal().map_err(StoreError::of_io)?;
-        }
-        let opened = opened.recover(&disk, given)?;
+            Ok(opened.recover(&disk, roots.b3())?)
+        });
+        let opened = match opened {
+            Err(_) if disk.is_full() => Opened::held(&disk, roots)?,
+            opened => opened?,
+        };
         let inner = Inner {
             disk,
-            roots: given,
+            roots: roots.clone(),
             opened: ArcSwapOption::from_pointee(opened),
             writer_taken: AtomicBool::new(false),
             short_of: AtomicU64::new(0),
@@ -443,11 +468,24 @@ impl Store {
         self.opened()?.ended.store(true, Ordering::Release);
         self.inner.disk.set_full(false);
         let disk = &self.inner.disk;
-        let opened = Opened::new(disk).and_then(|opened| opened.recover(disk, self.inner.roots));
-        let opened = opened.inspect_err(|_| disk.set_full(true))?;
+        let opened = Opened::at(disk, &self.inner.roots);
+        let room = !disk.is_full();
+        let opened = match opened {
+            Err(_) if !room => Opened::held(disk, &self.inner.roots),
+            opened => opened,
+        };
+        let opened = opened.map_err(|error| {
+            disk.set_full(true);
+            match error {
+                OpenError::Store(error) => error,
+                error => StoreError::Damaged(error.to_string()),
+            }
+        })?;
         self.inner.opened.store(Some(Arc::new(opened)));
-        tracing::info!("the registry's store was opened anew");
-        Ok(())
+        if room {
+            tracing::info!("the registry's store was opened anew");
+        }
+        if room { Ok(()) } else { Err(StoreError::Full) }
     }
 
     fn opened(&self) -> Result<Arc<Opened>, StoreError> {

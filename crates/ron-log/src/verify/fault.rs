@@ -6,7 +6,7 @@ use crate::hash::B3;
 use crate::note::NoteError;
 use crate::payload::PayloadError;
 use crate::snapshot::StateError;
-use crate::tile::Tile;
+use crate::tile::{Tile, TilePath};
 
 /// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -43,7 +43,7 @@ pub enum FaultKind {
     Approval(String, ApprovalError),
     #[error("too few approvals count")]
     Quorum,
-    #[error("tile {0:?} differs from the entries")]
+    #[error("tile/{} differs from the entries", TilePath::Hashes(*.0))]
     Tile(Tile),
     #[error("a signed note: {0}")]
     Note(#[from] NoteError),

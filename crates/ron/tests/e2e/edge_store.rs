@@ -1,7 +1,7 @@
 //! The store of the edge from outside: killed, damaged, full, and with an object larger than memory should hold.
 
 use crate::edge::{Edge, config};
-use ron_testkit::{Client, Node, get, ron, ron_with};
+use ron_testkit::{Client, Node, SmallDisk, get, ron, ron_with};
 use std::collections::HashMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -163,31 +163,13 @@ fn the_scrub_finds_what_nobody_asked_for() {
     assert_eq!(String::from_utf8_lossy(&asked.stdout).trim(), "1 objects read, 1 of them bad");
 }
 
-/// A file system of a few MiB; `None` where nobody may mount one.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn mount() -> Option<SmallDisk> {
-        let dir = tempfile::tempdir().unwrap();
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", "size=6m", "tmpfs"]).arg(dir.path()).output();
-        mounted.is_ok_and(|output| output.status.success()).then_some(SmallDisk(dir))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-    }
-}
-
 #[test]
 fn a_full_disk_is_told_and_nothing_half_stored_remains() {
-    let Some(disk) = SmallDisk::mount() else {
+    let Some(disk) = SmallDisk::mount("6m") else {
         eprintln!("not run: mounting a small file system needs root");
         return;
     };
-    let folder = disk.0.path().join("cas");
+    let folder = disk.path().join("cas");
     let edge = Edge::start("", &format!("[edge.cas]\ndir = \"{}\"", folder.display()));
     let body = bytes(1, 1 << 20);
     assert_eq!(edge.put("/edge/assets/kept", &body).status, 201);
@@ -197,9 +179,7 @@ fn a_full_disk_is_told_and_nothing_half_stored_remains() {
     assert_eq!(std::fs::read_dir(folder.join("tmp")).unwrap().count(), 0);
     assert_eq!(edge.get("/edge/assets/kept", &[]).body, body, "what was stored is served");
     // Fill what is left, so that the disk stays full.
-    let ballast = disk.0.path().join("ballast");
-    let mut filler = std::fs::File::create(&ballast).unwrap();
-    while std::io::Write::write_all(&mut filler, &[0; 4096]).is_ok() {}
+    let ballast = disk.fill();
     assert_eq!(edge.put("/edge/assets/more", &bytes(3, 500_000)).status, 507);
     edge.node.eventually("writes are not ready, reads are", |node| {
         let write = get(&node.admin(), "/readyz");
@@ -208,7 +188,6 @@ fn a_full_disk_is_told_and_nothing_half_stored_remains() {
             && get(&node.admin(), "/readyz?scope=read").status == 200
     });
     std::fs::remove_file(&ballast).unwrap();
-    drop(filler);
     edge.node
         .eventually("with room again, so are writes", |node| get(&node.admin(), "/readyz").status == 200);
     assert_eq!(edge.put("/edge/assets/more", &bytes(3, 500_000)).status, 201);

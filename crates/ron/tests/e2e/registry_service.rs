@@ -47,9 +47,12 @@ const OPEN: &str = "auth = \"open\"\n";
 impl Registry {
     /// `rest` goes into the registry's table.
     fn start(rest: &str) -> Registry {
+        Registry::start_in(tempfile::tempdir().unwrap(), rest)
+    }
+
+    fn start_in(dir: tempfile::TempDir, rest: &str) -> Registry {
         let keys: Vec<_> =
             (0..3).map(|_| SigningKey::from_bytes(&PrivateKey::generate().unwrap().seed())).collect();
-        let dir = tempfile::tempdir().unwrap();
         let file = trust_roots(&keys).canonical();
         std::fs::write(dir.path().join("trust-roots.json"), file).unwrap();
         std::fs::write(dir.path().join("ron.toml"), settings(rest)).unwrap();

@@ -203,7 +203,8 @@ impl Query {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let value = super::routes::unescape(&value.replace('+', " ")).unwrap_or_default();
             if !known.contains(&name) {
-                return Err(malformed(format!("the query may have: {}", known.join(", "))));
+                let may = if known.is_empty() { "nothing".to_owned() } else { known.join(", ") };
+                return Err(malformed(format!("the query may not have {name}; it may have: {may}")));
             }
             if members.iter().any(|(other, _)| other == name) {
                 return Err(malformed(format!("{name} is given twice")));

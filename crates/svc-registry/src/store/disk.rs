@@ -67,13 +67,20 @@ impl Disk {
         let journal = match File::open(path.with_extension("journal")) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             journal => {
-                let journal = Overlay::new(journal?)?;
+                let journal = Overlay::new(Arc::new(JournalFile(journal?)))?;
                 let whole = journal.len()? >= super::journal::SIZE;
                 whole.then(|| Arc::new(journal) as Arc<dyn Medium>)
             }
         };
         let states = Arc::new(States::beside(path, false));
-        Ok(Disk { journal, states, ..Disk::over(Overlay::new(file)?) })
+        Ok(Disk { journal, states, ..Disk::over(Overlay::new(Arc::new(FileMedium::new(file)?))?) })
+    }
+
+    /// The same with nothing written to it any more: what is written stays in memory.
+    pub(super) fn held(&self) -> std::io::Result<Disk> {
+        let journal = self.journal.clone().map(|journal| Overlay::new(journal)).transpose()?;
+        let journal = journal.map(|journal| Arc::new(journal) as Arc<dyn Medium>);
+        Ok(Disk { medium: Arc::new(Overlay::new(self.medium.clone())?), journal, ..self.clone() })
     }
 
     pub(super) fn memory() -> Disk {
@@ -212,17 +219,17 @@ impl StorageBackend for Handle {
     }
 }
 
-/// A file, and over it what was written, by page.
+/// A medium, and over it what was written, by page.
 #[derive(Debug)]
 struct Overlay {
-    file: File,
+    below: Arc<dyn StorageBackend>,
     over: Mutex<Over>,
 }
 
 #[derive(Debug)]
 struct Over {
     len: u64,
-    /// How much of the file is still below.
+    /// How much of the medium is still to be seen.
     stored: u64,
     pages: BTreeMap<u64, Vec<u8>>,
 }
@@ -230,20 +237,20 @@ struct Over {
 const PAGE: u64 = 4096;
 
 impl Overlay {
-    fn new(file: File) -> std::io::Result<Overlay> {
-        let len = file.metadata()?.len();
-        Ok(Overlay { file, over: Mutex::new(Over { len, stored: len, pages: BTreeMap::new() }) })
+    fn new(below: Arc<dyn StorageBackend>) -> std::io::Result<Overlay> {
+        let len = below.len()?;
+        Ok(Overlay { below, over: Mutex::new(Over { len, stored: len, pages: BTreeMap::new() }) })
     }
 
     fn over(&self) -> std::io::Result<MutexGuard<'_, Over>> {
         self.over.lock().map_err(|_poisoned| Error::other("what was written is in disorder"))
     }
 
-    /// A page of the file; beyond its end there are zeros.
+    /// A page from below; beyond the end there are zeros.
     fn page(&self, number: u64, stored: u64) -> std::io::Result<Vec<u8>> {
         let mut page = vec![0; PAGE as usize];
         let kept = stored.saturating_sub(number * PAGE).min(PAGE);
-        self.file.read_exact_at(&mut page[..kept as usize], number * PAGE)?;
+        self.below.read(number * PAGE, &mut page[..kept as usize])?;
         Ok(page)
     }
 }

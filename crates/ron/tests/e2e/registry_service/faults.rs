@@ -1,9 +1,11 @@
 //! Crashes, slow and damaged storage, stalled tasks.
 
 use super::{OPEN, Registry, flip, payload};
-use ron_testkit::{Client, Random};
+use ron_testkit::{Client, Random, SmallDisk, command};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -208,4 +210,63 @@ fn a_changed_byte_on_disk_is_found_and_named() {
     let refused = registry.commit("x", &json!(1));
     assert_eq!((refused.status, refused.reason()), (503, "storage"), "{}", refused.text());
     assert_eq!(registry.get("/registry/16").status, 200);
+}
+
+/// A process that ends with the test.
+struct Ending(Child);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A node on a disk that has no room for `addresses.json`, and what it said when it was ready.
+fn on_a_full_disk(dir: &std::path::Path) -> (Ending, Value) {
+    let mut command = command(&["run", "registry", "--config", "ron.toml"], dir);
+    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let ready = lines.find_map(|line| {
+        let line: Value =
+            serde_json::from_str(&line).ok().filter(|line: &Value| line["message"] == "ready")?;
+        serde_json::from_str(line["addresses"].as_str()?).ok()
+    });
+    // What it says from then on is read, so that it does not wait for it.
+    std::thread::spawn(move || lines.count());
+    (Ending(child), ready.expect("it became ready"))
+}
+
+#[test]
+fn a_start_on_a_full_disk_serves_what_the_journal_has() {
+    let Some(disk) = SmallDisk::mount("24m") else {
+        eprintln!("not run: mounting a small file system needs root");
+        return;
+    };
+    let mut registry = Registry::start_in(tempfile::tempdir_in(disk.path()).unwrap(), OPEN);
+    // So large that the database must grow to take in what the journal has.
+    for n in 0..30 {
+        assert_eq!(registry.commit(&format!("{n}"), &json!("x".repeat(40_000))).status, 201);
+    }
+    registry.node.signal("KILL");
+    registry.node.wait();
+    let ballast = disk.fill();
+    let (ending, addresses) = on_a_full_disk(registry.node.dir.path());
+    registry.node.addresses = addresses;
+    assert_eq!(registry.get("/registry/head").json()["version"], 30);
+    assert_eq!(registry.get("/registry/items/x-demo/29").status, 200);
+    registry.node.eventually("writes are not ready", |_| registry.ready("write").status == 503);
+    assert_eq!(registry.ready("read").status, 200);
+    assert!(registry.ready("write").text().contains("registry.storage_full"));
+    let refused = registry.commit("y", &json!(1));
+    assert_eq!((refused.status, refused.reason()), (503, "storage"), "{}", refused.text());
+    std::fs::remove_file(ballast).unwrap();
+    registry.node.eventually("with room again, so are writes", |_| registry.ready("write").status == 200);
+    assert_eq!(registry.commit("y", &json!(1)).status, 201);
+    assert_eq!(registry.get("/registry/head").json()["version"], 31);
+    drop(ending);
+    let dir = std::mem::replace(&mut registry.node.dir, tempfile::tempdir().unwrap());
+    let _ = std::fs::remove_file(dir.path().join("addresses.json"));
+    registry.node = super::spawn(dir);
+    assert_eq!(registry.get("/registry/head").json()["version"], 31);
 }

@@ -127,6 +127,29 @@ fn a_full_disk_takes_back_what_the_journal_could_not_take() {
 }
 
 #[test]
+fn a_start_on_a_full_disk_reads_what_the_journal_has_and_writes_once_there_is_room() {
+    let (media, mut log) = grown(5);
+    media.database.fill(true);
+    media.journal.fill(true);
+    let before = media.database.0.lock().unwrap().bytes.clone();
+    let store = media.open().unwrap();
+    let restored = store.restore(&roots(), &log_key()).unwrap();
+    assert_eq!(restored.state, log.state);
+    let (head, changes) = (log.state.head(), log.next());
+    let mut writer = store.log_writer().unwrap();
+    for _ in 0..2 {
+        assert!(matches!(writer.write(head, &changes), Err(StoreError::Full)));
+        assert_eq!(store.reader().unwrap().head().unwrap(), head, "it is still read");
+    }
+    assert!(media.database.0.lock().unwrap().bytes.starts_with(&before), "nothing was written");
+    media.database.fill(false);
+    media.journal.fill(false);
+    writer.write(head, &changes).unwrap();
+    assert_eq!(store.reader().unwrap().head().unwrap(), log.state.head());
+    assert_eq!(media.after_power_cut(3).restored().state, log.state);
+}
+
+#[test]
 fn what_the_database_refused_is_taken_back_from_the_journal() {
     let media = Pair::new();
     let store = media.open().unwrap();
