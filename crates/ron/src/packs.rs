@@ -253,6 +253,11 @@ fn must_be_new(to: &Path) -> anyhow::Result<()> {
     if to.exists() {
         return Err(Usage(format!("{} exists: remove it, or choose another name", to.display())).into());
     }
+    let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir());
+    if let Some(folder) = folder {
+        let message = format!("{}: there is no folder {}: make it first", to.display(), folder.display());
+        return Err(Usage(message).into());
+    }
     Ok(())
 }
 

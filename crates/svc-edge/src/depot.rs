@@ -395,7 +395,9 @@ impl Told<'_> {
 
 impl Drop for Told<'_> {
     fn drop(&mut self) {
-        self.tell(None);
+        if self.away {
+            self.service.restore(CAUSE);
+        }
     }
 }
 

@@ -65,6 +65,8 @@ pub(crate) struct Packs {
     manners: ArcSwap<BTreeMap<String, Manner>>,
     /// A remote pack was found to be replaced.
     replaced: Notify,
+    /// How often the packs on servers were looked through.
+    rounds: watch::Sender<u64>,
     /// Readiness was told that something is wrong.
     told: AtomicBool,
 }
@@ -91,6 +93,7 @@ impl Packs {
             table: ArcSwap::default(),
             manners: ArcSwap::default(),
             replaced: Notify::new(),
+            rounds: watch::Sender::new(0),
             shared,
             service: service.clone(),
             told: AtomicBool::new(false),
@@ -217,6 +220,26 @@ impl Packs {
     /// Has it looked at once whether packs on servers have been replaced.
     pub(crate) fn look_again(&self) {
         self.replaced.notify_one();
+    }
+
+    /// The version of a pack that takes the place of one that was found to be replaced; none if the next two looks, of
+    /// which the first may have begun before, find nothing better.
+    pub(crate) async fn newer(&self, name: &str, than: &Arc<Mounted>) -> Option<Arc<Mounted>> {
+        let mut rounds = self.rounds.subscribe();
+        for _ in 0..2 {
+            self.look_again();
+            rounds.changed().await.ok()?;
+            let serving = self.table().get(name)?.serving.clone();
+            if let Some(newer) = serving.filter(|serving| !Arc::ptr_eq(serving, than)) {
+                return Some(newer);
+            }
+        }
+        None
+    }
+
+    /// Whether a pack is on a server, where it is looked for again and again.
+    pub(crate) fn is_remote(&self, name: &str) -> bool {
+        self.manners.load().contains_key(name)
     }
 
     /// Tries the packs on servers that are not mounted, or not any more as they are there now; whether all are. Blocks.
@@ -376,6 +399,7 @@ pub(crate) async fn reach<T: Send + Sync>(
             () = service.shutdown().draining() => return Ok(()),
             good = reaching => good?,
         };
+        packs.rounds.send_modify(|round| *round += 1);
         let wait = if good { LOOK } else { pause };
         pause = if good { RETRY } else { (2 * pause).min(LOOK) };
         tokio::select! {

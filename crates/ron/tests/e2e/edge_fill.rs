@@ -2,7 +2,7 @@
 
 use crate::edge::{Edge, config};
 use crate::http2::{DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS, WINDOW_UPDATE, frame, read_frame};
-use ron_testkit::{Answer, Client, Gate, Node, Origin, Script, request};
+use ron_testkit::{Answer, Client, Gate, Node, Origin, Script, SmallDisk, request};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -142,6 +142,28 @@ fn what_is_not_stored_is_fetched_once_and_served_like_any_asset() {
     assert_eq!(purge(r#"{"path":"/edge/assets/img/a.txt"}"#), 2);
     assert_eq!(filled.get("/edge/assets/img/a.txt").status, 200);
     assert_eq!(filled.origin.count("/a.txt"), 2);
+}
+
+#[test]
+fn what_finds_no_room_is_passed_on_and_not_called_stored() {
+    let Some(disk) = SmallDisk::mount("6m") else {
+        eprintln!("not run: mounting a small file system needs root");
+        return;
+    };
+    let folder = disk.path().join("cas");
+    let cas = format!("[edge.cas]\ndir = \"{}\"", folder.display());
+    let filled = Filled::start(&cas, PRIVATE, |_| ok("Cache-Control: max-age=60\r\n", &[b'x'; 30_000]));
+    let ballast = disk.fill();
+    for count in 1..=2 {
+        let answer = filled.get("/edge/assets/img/a");
+        assert_eq!((answer.status, answer.body.len()), (200, 30_000));
+        assert_eq!(answer.header("cache-status"), Some("ron-edge; fwd=uri-miss"));
+        assert_eq!(filled.origin.count("/a"), count);
+    }
+    std::fs::remove_file(ballast).unwrap();
+    let status = |answer: Answer| answer.header("cache-status").unwrap_or_default().to_owned();
+    assert_eq!(status(filled.get("/edge/assets/img/a")), "ron-edge; fwd=uri-miss; stored");
+    assert_eq!(status(filled.get("/edge/assets/img/a")), "ron-edge; hit");
 }
 
 #[test]

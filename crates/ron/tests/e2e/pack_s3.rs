@@ -226,9 +226,9 @@ fn an_object_of_moto_that_is_replaced_is_mounted_anew_and_never_mixed() {
         match answer.status {
             200 => assert!(known.contains(&Some(answer.body.clone()))),
             204 => assert!(known[1].is_none()),
-            status => assert_eq!((status, answer.reason()), (502, "pack_invalid")),
+            status => panic!("{status} {}", answer.text()),
         }
-        listed(node, "far")["generation"] != before && answer.status != 502
+        listed(node, "far")["generation"] != before
     });
     let answer = tile(&node, "far", kept);
     match sample(2).tile(kept) {

@@ -378,6 +378,9 @@ fn an_mbtiles_file_is_converted_and_served_like_the_archive() {
     assert_eq!(convert("a.pmtiles", "b.mbtiles").status.code(), Some(64), "it exists");
     assert_eq!(convert("a.pmtiles", "d.pmtiles").status.code(), Some(64), "it is one already");
     assert_eq!(convert("ron.toml", "d.pmtiles").status.code(), Some(1));
+    let nowhere = convert("a.pmtiles", "none/d.mbtiles");
+    assert_eq!(nowhere.status.code(), Some(64));
+    assert!(String::from_utf8_lossy(&nowhere.stderr).contains("there is no folder none"));
     let left = std::fs::read_dir(dir.path()).unwrap().flatten().map(|entry| entry.file_name());
     assert!(left.into_iter().all(|name| !name.to_string_lossy().ends_with("part")), "nothing is left behind");
     let text = packs(&[("a", "a.pmtiles", ""), ("b", "b.mbtiles", ""), ("c", "c.pmtiles", "")]);

@@ -214,17 +214,18 @@ impl Edge {
         // These are about the whole object, whose tag is known only at its end.
         let conditional = headers.contains_key(IF_MATCH) || headers.contains_key(IF_UNMODIFIED_SINCE);
         let buffer = wanted.snapshot.settings.fill.buffer_bytes.0;
+        let storing = begun.head.is_some() && source == Source::Fill;
         if !conditional && begun.len.is_some_and(|len| len > buffer) {
-            return Ok(self.stream_asset(wanted, flight, &begun, source, permit));
+            return Ok(self.stream_asset(wanted, flight, &begun, (source, storing), permit));
         }
         let len_max = if conditional { u64::MAX } else { buffer };
         match tokio::time::timeout_at(until, flight.landed(len_max)).await.map_err(late)? {
-            None => Ok(self.stream_asset(wanted, flight, &begun, source, permit)),
+            None => Ok(self.stream_asset(wanted, flight, &begun, (source, storing), permit)),
             Some(Err(failure)) => Err(Fate::Failed(failure)),
             // The store failed, so nobody knows its tag.
             Some(Ok(Landed { digests: None, .. })) if conditional => Err(Fate::Failed(Failure::NoRoom)),
             Some(Ok(Landed { digests: None, .. })) => {
-                Ok(self.stream_asset(wanted, flight, &begun, source, permit))
+                Ok(self.stream_asset(wanted, flight, &begun, (source, false), permit))
             }
             Some(Ok(Landed { digests: Some(digests), len, stored })) => {
                 let landed = (digests, len);
@@ -241,7 +242,7 @@ impl Edge {
                     Some(bytes) => {
                         self.serve_unstored(wanted, &begun, landed, bytes, (source, status), permit).await
                     }
-                    None => Ok(self.stream_asset(wanted, flight, &begun, source, permit)),
+                    None => Ok(self.stream_asset(wanted, flight, &begun, (source, stored), permit)),
                 }
             }
         }
@@ -317,7 +318,7 @@ impl Edge {
         wanted: &Wanted<'_>,
         flight: &Arc<Flight>,
         begun: &Begun,
-        source: Source,
+        (source, stored): (Source, bool),
         permit: Permit,
     ) -> Response<Body> {
         self.count_cache(source);
@@ -328,7 +329,6 @@ impl Edge {
         let http2 = request.version == Version::HTTP_2;
         let trails = asked || http2;
         let mut headers = HeaderMap::new();
-        let stored = begun.head.is_some() && source == Source::Fill;
         headers.insert(CACHE_STATUS, CacheStatus { stored, ..source.status() }.value());
         headers.insert(VARY, HeaderValue::from_static("Accept-Encoding"));
         headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));

@@ -119,7 +119,17 @@ impl Edge {
         match target {
             Target::Tile { pack, coord, extension } => {
                 let mounted = self.mounted(&pack)?;
-                self.read_tile(asked, &mounted, coord, extension.as_deref()).await
+                let read = self.read_tile(asked, &mounted, coord, extension.as_deref()).await;
+                match read {
+                    Err(rejection) if rejection.reason == Reason::NotReady => {
+                        // It was replaced on its server: its new version is what the client wants.
+                        let newer = self.packs.newer(&pack, &mounted);
+                        let newer = tokio::time::timeout_at(asked.budget.until.into(), newer).await;
+                        let newer = newer.ok().flatten().ok_or(rejection)?;
+                        self.read_tile(asked, &newer, coord, extension.as_deref()).await
+                    }
+                    read => read,
+                }
             }
             Target::Archive(pack) => self.read_archive(asked, self.mounted(&pack)?, permit).await,
             Target::TileJson(pack) => {
@@ -155,6 +165,9 @@ impl Edge {
             (None, Some(_)) => {
                 let rejection = Rejection::new(Reason::NotReady, "the pack is being checked");
                 Err(rejection.retry_after(1))
+            }
+            (None, None) if self.packs.is_remote(name) => {
+                Err(Rejection::new(Reason::Upstream, "the pack could not be had from its server yet"))
             }
             (None, None) => {
                 Err(Rejection::new(Reason::PackInvalid, "the pack was refused when it was mounted"))
@@ -327,8 +340,12 @@ impl Edge {
                     self.packs.note_damage(mounted);
                     Rejection::new(Reason::DigestStored, "the bytes of the pack are not those of its address")
                 }
-                (Some(Damage::Changed), _) => {
+                (Some(Damage::Changed), _) if mounted.file.remote().is_some() => {
                     self.packs.look_again();
+                    let detail = "the pack was replaced on its server; the new one is being mounted";
+                    Rejection::new(Reason::NotReady, detail).retry_after(1)
+                }
+                (Some(Damage::Changed), _) => {
                     Rejection::new(Reason::PackInvalid, "the pack was changed since it was mounted")
                 }
                 (None, io::ErrorKind::TimedOut) => {
