@@ -19,15 +19,25 @@ impl Bucket {
         Bucket { rate, burst, tokens: u64::from(burst) * TOKEN, filled: now }
     }
 
+    /// Whether there are more tokens than so many.
+    pub fn has_more_than(&mut self, count: usize, now: Duration) -> bool {
+        self.fill(now);
+        self.rate == 0 || self.tokens / TOKEN > count as u64
+    }
+
+    fn fill(&mut self, now: Duration) {
+        let micros = u64::try_from(now.saturating_sub(self.filled).as_micros()).unwrap_or(u64::MAX);
+        let more = micros.saturating_mul(u64::from(self.rate));
+        self.tokens = self.tokens.saturating_add(more).min(u64::from(self.burst) * TOKEN);
+        self.filled = self.filled.max(now);
+    }
+
     /// Takes a token if there is one.
     pub fn take(&mut self, now: Duration) -> bool {
         if self.rate == 0 {
             return true;
         }
-        let micros = u64::try_from(now.saturating_sub(self.filled).as_micros()).unwrap_or(u64::MAX);
-        let more = micros.saturating_mul(u64::from(self.rate));
-        self.tokens = self.tokens.saturating_add(more).min(u64::from(self.burst) * TOKEN);
-        self.filled = self.filled.max(now);
+        self.fill(now);
         let has = self.tokens >= TOKEN;
         if has {
             self.tokens -= TOKEN;

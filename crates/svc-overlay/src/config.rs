@@ -13,6 +13,9 @@ use std::time::Duration;
 /// The capacity of a peer's queue, which permits can only make smaller.
 pub(crate) const EGRESS_FRAMES: usize = 512;
 
+/// For how long after a signature messages wait for others; a guess, as short as timers can be.
+const GATHER: Duration = Duration::from_millis(1);
+
 settings! {
     /// The overlay.
     pub struct OverlaySettings {
@@ -249,6 +252,7 @@ impl OverlaySettings {
                 when_full,
             },
             greylist: peer.greylist.0,
+            gather: GATHER,
             ..EngineConfig::default()
         }
     }

@@ -373,6 +373,11 @@ impl Gossip {
 
     /// Nothing more comes for the writers: they write what they have, and close.
     fn drain(&mut self) {
+        let now = self.shared.engine_now();
+        self.engine.sign_gathered(now);
+        while let Some(action) = self.engine.poll() {
+            self.act(now, action);
+        }
         self.drains = true;
         self.links.values().for_each(|(_, link)| link.drain());
     }

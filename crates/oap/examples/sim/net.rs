@@ -21,6 +21,8 @@ pub(crate) const EPOCH_MS: u64 = 1_700_000_000_000;
 const IDLE: Duration = Duration::from_secs(15);
 /// How soon a node knows that a peer has died.
 const RESET: Duration = Duration::from_millis(100);
+/// How long messages wait for others to be signed with.
+pub(crate) const GATHER: Duration = Duration::from_millis(1);
 /// What a node's queues may hold together.
 pub(crate) const CEILING: usize = 256 << 20;
 const INGRESS_BYTES: usize = 16 << 20;
@@ -60,7 +62,8 @@ pub(crate) struct Shape {
 
 impl Default for Shape {
     fn default() -> Shape {
-        let (config, wire) = (Config::default(), Wire::default());
+        let config = Config { gather: GATHER, ..Config::default() };
+        let wire = Wire::default();
         Shape { nodes: 32, degree: 6, topics: 1, clocks_ms: 0, ingress: 512, config, wire }
     }
 }

@@ -1,7 +1,7 @@
 //! What a seed stands for: a network, its load and its troubles, and what must hold in the end.
 
 use crate::hostile::Hostility;
-use crate::net::{Net, Shape, Wire};
+use crate::net::{GATHER, Net, Shape, Wire};
 use oap::gossip::random::Random;
 use oap::gossip::{Config, WhenFull};
 use std::collections::BTreeSet;
@@ -55,7 +55,7 @@ impl Plan {
             topics: 1 + chance.below(3),
             clocks_ms: [0, 500, 20_000][chance.below(3)],
             ingress: if tight { 32 } else { 512 },
-            config: if tight { tight_config() } else { Config::default() },
+            config: if tight { tight_config() } else { Config { gather: GATHER, ..Config::default() } },
             wire: Wire::default(),
         };
         let mut plan = Plan {

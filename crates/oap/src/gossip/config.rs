@@ -38,6 +38,8 @@ pub struct Config {
     pub greylist: Duration,
     /// Whether messages are signed, and refused if they are not.
     pub signed: bool,
+    /// For how long after a signature messages wait for others to be signed with.
+    pub gather: Duration,
 }
 
 impl Default for Config {
@@ -62,6 +64,7 @@ impl Default for Config {
             digest_interval: Duration::from_secs(10),
             greylist: Duration::from_secs(600),
             signed: true,
+            gather: Duration::ZERO,
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod catch_up;
 mod chunks;
+mod gather;
 mod pull;
 mod receive;
 mod tree;
@@ -26,6 +27,7 @@ use crate::node::NodeId;
 use bytes::Bytes;
 use chunks::Transfer;
 use ed25519_dalek::SigningKey;
+use gather::Gathered;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -139,6 +141,7 @@ pub struct Engine {
     announce_due: BTreeSet<(Duration, PeerId)>,
     digest_due: BTreeSet<(Duration, Topic)>,
     sweep_due: Duration,
+    gathered: Gathered,
     actions: VecDeque<Action>,
 }
 
@@ -166,6 +169,7 @@ impl Engine {
             announce_due: BTreeSet::new(),
             digest_due: BTreeSet::new(),
             sweep_due: now.mono + SWEEP,
+            gathered: Gathered::default(),
             actions: VecDeque::new(),
             config,
         }
@@ -282,8 +286,8 @@ impl Engine {
         self.publish_all(now, vec![(topic.clone(), payload)], false).pop().unwrap_or(Err(PublishError::Busy))
     }
 
-    /// Publishes several messages, which are signed together. With `until_busy` what follows one that nobody had room
-    /// for is not tried, and has no result.
+    /// Publishes several messages, which are signed together, and with others if those come soon. With `until_busy` what
+    /// follows one that nobody had room for is not tried, and has no result.
     pub fn publish_all(
         &mut self,
         now: Now,
@@ -292,13 +296,15 @@ impl Engine {
     ) -> Vec<Result<Published, PublishError>> {
         let mut made: Vec<_> =
             messages.into_iter().map(|(topic, payload)| self.make(now, topic, payload)).collect();
-        if self.config.signed {
-            let leaves: Vec<_> = made.iter().flatten().map(|kept| kept.envelope.leaf(kept.id)).collect();
-            let signed = self.author.sign(&leaves);
-            for (kept, signature) in made.iter_mut().flatten().zip(signed) {
-                kept.envelope.signature = Some(signature);
+        if self.may_gather(now, &made) {
+            let gathered = made.into_iter().map(|kept| kept.map(|kept| self.gather(now, kept))).collect();
+            if self.gathered.is_enough() {
+                self.sign_gathered(now);
             }
+            return gathered;
         }
+        self.sign_gathered(now);
+        self.sign(now, made.iter_mut().flatten());
         let mut done = Vec::with_capacity(made.len());
         for kept in made {
             done.push(kept.and_then(|kept| self.send_out(now, kept)));
@@ -336,11 +342,15 @@ impl Engine {
         let missing = self.missing.next_due().map(|(due, _)| due);
         let announce = self.announce_due.first().map(|(due, _)| *due);
         let digest = self.digest_due.first().map(|(due, _)| *due);
-        [missing, announce, digest].into_iter().flatten().fold(self.sweep_due, Duration::min)
+        let gathered = self.gathered.due(self.config.gather);
+        [missing, announce, digest, gathered].into_iter().flatten().fold(self.sweep_due, Duration::min)
     }
 
     /// Does what is due.
     pub fn tick(&mut self, now: Now) {
+        if self.gathered.due(self.config.gather).is_some_and(|due| due <= now.mono) {
+            self.sign_gathered(now);
+        }
         self.ask_due(now);
         while let Some((due, peer)) = self.announce_due.first().copied().filter(|(due, _)| *due <= now.mono) {
             self.announce_due.remove(&(due, peer));
@@ -398,7 +408,8 @@ impl Engine {
         }
         self.seen.insert(kept.id, &kept.envelope, first);
         if self.follows.contains(&kept.envelope.topic) {
-            let Envelope { origin, seq, time, topic, .. } = kept.envelope.clone();
+            let Envelope { origin, seq, time, ref topic, .. } = kept.envelope;
+            let topic = topic.clone();
             let (id, payload, hops) = (kept.id, kept.payload.clone(), kept.hops);
             self.actions.push_back(Action::Deliver(Delivery { id, origin, seq, time, topic, payload, hops }));
         }

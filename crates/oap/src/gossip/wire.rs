@@ -151,7 +151,8 @@ impl Gossip {
 
     /// The frame under a number that is known already: a message's id takes time to find.
     pub(super) fn encode_as(&self, corr: u64, max: u32) -> Result<Encoded, FrameError> {
-        let mut out = Vec::with_capacity(64);
+        let enveloped = matches!(self, Gossip::Message { .. } | Gossip::Manifest { .. });
+        let mut out = Vec::with_capacity(if enveloped { OVERHEAD } else { 64 });
         let mut tail = Bytes::new();
         match self {
             Gossip::Message { hops, envelope, payload } => {

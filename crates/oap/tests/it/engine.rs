@@ -167,6 +167,79 @@ fn what_is_published_together_is_signed_together_and_passed_on_by_others() {
     assert_eq!(last.outcome(Outcome::Invalid), 0);
 }
 
+/// How many messages each of them carries the signature of, one after the other.
+fn groups(said: &[Gossip]) -> Vec<usize> {
+    let mut groups: Vec<(Vec<u8>, usize)> = Vec::new();
+    for gossip in said {
+        let Gossip::Message { envelope, .. } = gossip else { continue };
+        let bytes = envelope.signature.as_ref().expect("signed").bytes.to_vec();
+        match groups.last_mut().filter(|(known, _)| *known == bytes) {
+            Some((_, count)) => *count += 1,
+            None => groups.push((bytes, 1)),
+        }
+    }
+    groups.into_iter().map(|(_, count)| count).collect()
+}
+
+#[test]
+fn what_comes_soon_after_a_signature_is_accepted_at_once_and_signed_together() {
+    let gather = Duration::from_millis(1);
+    let mut bench = Bench::new(Config { max_rps: 0, gather, ..Config::default() }, 2);
+    let publish = |bench: &mut Bench, ms: u64| {
+        bench.engine.publish(at(ms), &topic(), Bytes::from(vec![0; 1024])).expect("published")
+    };
+    assert_eq!(publish(&mut bench, 5).queued, 2);
+    assert_eq!(groups(&bench.said()[0]), [1], "the first waits for nobody");
+    let waits: Vec<_> = (0..10).map(|_| publish(&mut bench, 5)).collect();
+    assert!(waits.iter().all(|it| (it.queued, it.lazy, it.refused) == (2, 0, 0)));
+    assert!(groups(&bench.said()[0]).is_empty());
+    assert_eq!(bench.delivered().len(), 1, "what was accepted is not delivered before the others get it");
+    assert_eq!(bench.engine.due(), Duration::from_millis(6));
+    bench.engine.tick(at(6));
+    assert_eq!(groups(&bench.said()[0]), [10]);
+    let delivered: BTreeSet<_> = bench.delivered().into_iter().map(|it| it.id).collect();
+    assert_eq!(delivered, waits.iter().map(|it| it.id).collect());
+    // No more wait than are signed together, and nobody waits longer for the next.
+    for _ in 0..130 {
+        publish(&mut bench, 6);
+    }
+    assert_eq!(groups(&bench.said()[0]), [64, 64]);
+    assert_eq!(publish(&mut bench, 7).queued, 2);
+    assert_eq!(groups(&bench.said()[0]), [2, 1], "what waited goes first");
+    // What a node has accepted it sends out before it ends.
+    publish(&mut bench, 7);
+    bench.engine.sign_gathered(at(7));
+    assert_eq!(groups(&bench.said()[0]), [1]);
+    let large = Bytes::from(vec![0; 200 << 10]);
+    bench.engine.publish(at(7), &topic(), large).expect("published");
+    assert_eq!(groups(&bench.said()[0]), [1], "what is large does not wait");
+}
+
+#[test]
+fn nothing_waits_to_be_signed_while_a_peer_may_be_short_of_room() {
+    let gather = Duration::from_secs(1);
+    let config = Config { max_rps: 0, announce_max: 64, gather, ..Config::default() };
+    let (frames, mut bench) = (config.egress.frames, Bench::new(config, 2));
+    let mut taken = 0;
+    let busy = loop {
+        match bench.engine.publish(at(1), &topic(), Bytes::from_static(b"a")) {
+            Ok(published) => taken += usize::from(published.queued == 2),
+            Err(error) => break error,
+        }
+    };
+    // All but an eighth, which is for control.
+    assert_eq!((busy, taken), (PublishError::Busy, frames - frames / 8));
+    assert_eq!(pushed(&bench.said()), [taken, taken], "whatever was said to be pushed is");
+    // So it is with few tokens left.
+    let config = Config { max_rps: 1, burst_budget_frames: 3, gather, ..Config::default() };
+    let mut bench = Bench::new(config, 1);
+    let mut publish = || bench.engine.publish(at(1), &topic(), Bytes::from_static(b"a")).expect("published");
+    let said: Vec<_> = (0..5).map(|_| publish()).map(|it| (it.queued, it.lazy)).collect();
+    assert_eq!(said, [(1, 0), (1, 0), (1, 0), (0, 1), (0, 1)]);
+    bench.engine.sign_gathered(at(1));
+    assert_eq!(pushed(&bench.said()), [3]);
+}
+
 #[test]
 fn of_several_publications_each_has_its_own_outcome_or_all_end_with_the_first_that_is_busy() {
     let mut config = Config { announce_max: 0, max_rps: 0, max_message_bytes: 10, ..Config::default() };

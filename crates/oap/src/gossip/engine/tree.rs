@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Larger messages go in the lane for bulk.
-const NORMAL_MAX: usize = 64 << 10;
+pub(super) const NORMAL_MAX: usize = 64 << 10;
 /// Announcements wait so long for others to go with, a part of the round trip between these.
 const ANNOUNCE_MIN: Duration = Duration::from_millis(5);
 const ANNOUNCE_MAX: Duration = Duration::from_millis(25);
@@ -159,15 +159,17 @@ impl Engine {
     pub(super) fn relay(&mut self, now: Now, kept: &Kept, from: Option<PeerId>, history: bool) -> Published {
         let mut reach = Published { id: kept.id, queued: 0, lazy: 0, refused: 0 };
         let topic = &kept.envelope.topic;
-        let eager = self.topics.get(topic).map(|state| state.eager.clone()).unwrap_or_default();
+        let eager = self.topics.get(topic).map(|state| &state.eager);
+        let has = self.missing.get(kept.id).map_or(&[][..], |wanted| &wanted.announcers);
+        let others = self.peers.keys().filter(|peer| Some(**peer) != from && !has.contains(peer));
+        let is_eager = |peer: &PeerId| eager.is_some_and(|eager| eager.contains(peer));
+        let peers: Vec<(PeerId, bool)> = others.map(|peer| (*peer, is_eager(peer))).collect();
         let push = !history && kept.checked && kept.hops < self.config.hop_limit;
-        let frame = if push { self.encode(kept) } else { None };
+        let frame = if push && peers.iter().any(|(_, eager)| *eager) { self.encode(kept) } else { None };
         let lane = if kept.payload.len() <= NORMAL_MAX { Lane::Normal } else { Lane::Bulk };
         let flow = flow(topic.as_str().as_bytes());
-        let has = self.missing.get(kept.id).map(|wanted| wanted.announcers.clone()).unwrap_or_default();
-        let peers: Vec<PeerId> = self.peers.keys().copied().collect();
-        for peer in peers.into_iter().filter(|peer| Some(*peer) != from && !has.contains(peer)) {
-            let frame = frame.as_ref().filter(|_| eager.contains(&peer) && self.may_push(now, kept, peer));
+        for (peer, eager) in peers {
+            let frame = frame.as_ref().filter(|_| eager && self.may_push(now, kept, peer));
             if let Some(frame) = frame {
                 if self.send(peer, lane, flow, frame.clone()) {
                     reach.queued += 1;

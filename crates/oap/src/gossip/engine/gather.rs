@@ -1,0 +1,101 @@
+//! Messages that come one after the other and are signed together: whoever takes part checks one signature for all of
+//! them, and is woken once. The first is signed at once; those that follow within a moment wait for its end. They are
+//! accepted when they come, so that no publisher waits: only while every peer has room in plenty.
+
+use super::tree::NORMAL_MAX;
+use super::{Engine, First, Kept, Now, PublishError, Published};
+use crate::gossip::signature::TOGETHER_MAX;
+use crate::gossip::wire::OVERHEAD;
+use std::time::Duration;
+
+/// Bytes that wait to be signed, about: what peers are sure to have room for.
+const BYTES_MAX: usize = 256 << 10;
+
+#[derive(Debug, Default)]
+pub(super) struct Gathered {
+    messages: Vec<Kept>,
+    bytes: usize,
+    /// When a signature was last made.
+    signed: Option<Duration>,
+}
+
+impl Gathered {
+    /// By when what waits is to be signed.
+    pub(super) fn due(&self, gather: Duration) -> Option<Duration> {
+        self.signed.filter(|_| !self.messages.is_empty()).map(|signed| signed + gather)
+    }
+
+    pub(super) fn is_enough(&self) -> bool {
+        self.messages.len() >= TOGETHER_MAX || self.bytes >= BYTES_MAX
+    }
+}
+
+impl Engine {
+    /// Whether these may wait: something was signed just now, and nobody will be short of room for them.
+    pub(super) fn may_gather(&mut self, now: Now, made: &[Result<Kept, PublishError>]) -> bool {
+        let recent = self.gathered.signed.is_some_and(|signed| now.mono < signed + self.config.gather);
+        let sizes = made.iter().flatten().map(|kept| kept.payload.len());
+        let small = sizes.clone().all(|size| size <= NORMAL_MAX) && sizes.sum::<usize>() <= BYTES_MAX;
+        let (count, announce_max) = (self.gathered.messages.len() + made.len(), self.config.announce_max);
+        // Half of a queue, less what is kept for control, is more than what is gathered.
+        let plenty =
+            self.config.egress.frames >= 4 * TOGETHER_MAX && self.config.egress.bytes >= 4 * BYTES_MAX;
+        let mut peers = self.peers.values();
+        self.config.signed
+            && recent
+            && small
+            && plenty
+            && made.len() < TOGETHER_MAX
+            && peers
+                .all(|peer| peer.announce_count + count <= announce_max && peer.egress.lock().is_half_empty())
+    }
+
+    /// Takes a message to be signed with others, and says who will have it.
+    pub(super) fn gather(&mut self, now: Now, kept: Kept) -> Published {
+        let topic = kept.envelope.topic.clone();
+        self.touch(now, &topic);
+        let eager = self.topics.get(&topic).map(|state| &state.eager);
+        let (id, before) = (kept.id, self.gathered.messages.len());
+        let mut queued = 0;
+        for (id, peer) in &mut self.peers {
+            let pushed = eager.is_some_and(|eager| eager.contains(id))
+                && kept.payload.len() + OVERHEAD <= peer.max_frame as usize
+                && !peer.is_choked(now.mono)
+                && peer.push.has_more_than(before, now.mono);
+            queued += usize::from(pushed);
+        }
+        let lazy = self.peers.len() - queued;
+        self.gathered.bytes += kept.payload.len() + OVERHEAD;
+        self.gathered.messages.push(kept);
+        Published { id, queued, lazy, refused: 0 }
+    }
+
+    /// Signs what waits, and sends it out. To be called before a node ends; else [`Engine::tick`] does.
+    pub fn sign_gathered(&mut self, now: Now) {
+        let mut messages = std::mem::take(&mut self.gathered.messages);
+        if messages.is_empty() {
+            return;
+        }
+        self.gathered.bytes = 0;
+        self.sign(now, messages.iter_mut());
+        for kept in messages {
+            self.touch(now, &kept.envelope.topic);
+            // It was accepted: whoever has no room for it after all can ask for it.
+            self.relay(now, &kept, None, false);
+            self.keep(kept, First { from: None, asked: false });
+        }
+    }
+
+    /// Signs messages together, if they are signed at all.
+    pub(super) fn sign<'a>(&mut self, now: Now, messages: impl Iterator<Item = &'a mut Kept>) {
+        if !self.config.signed {
+            return;
+        }
+        let mut messages: Vec<_> = messages.collect();
+        let leaves: Vec<_> = messages.iter().map(|kept| kept.envelope.leaf(kept.id)).collect();
+        for (kept, signature) in messages.iter_mut().zip(self.author.sign(&leaves)) {
+            kept.envelope.signature = Some(signature);
+        }
+        self.gathered.signed = Some(now.mono);
+    }
+}
