@@ -13,8 +13,23 @@ pub(crate) struct Hand(SyncSender<Work>);
 
 impl Hand {
     pub(crate) fn new(name: &str) -> std::io::Result<Hand> {
+        Hand::with_niceness(name, 0)
+    }
+
+    /// For work that has time: whatever else there is to do goes first.
+    pub(crate) fn in_the_background(name: &str) -> std::io::Result<Hand> {
+        Hand::with_niceness(name, 19)
+    }
+
+    fn with_niceness(name: &str, niceness: i32) -> std::io::Result<Hand> {
         let (hand, given) = sync_channel::<Work>(1);
-        let work = move || given.into_iter().for_each(|work| work());
+        let work = move || {
+            // Of this thread alone. Where that is not to be had, the work is done all the same.
+            if niceness > 0 && rustix::process::setpriority_process(None, niceness).is_err() {
+                tracing::debug!("a thread could not be given a lower priority");
+            }
+            given.into_iter().for_each(|work| work());
+        };
         std::thread::Builder::new().name(name.to_owned()).spawn(work)?;
         Ok(Hand(hand))
     }
@@ -45,5 +60,20 @@ impl Hand {
             let _ = done.send(work());
         }));
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_has_time_is_done_at_the_lowest_priority_and_nothing_else_is() {
+        let niceness = || rustix::process::getpriority_process(None).unwrap();
+        let usual = niceness();
+        let background = Hand::in_the_background("background").unwrap();
+        assert_eq!(background.run(niceness).await, Ok(19));
+        assert_eq!(Hand::new("usual").unwrap().run(niceness).await, Ok(usual));
+        assert_eq!(niceness(), usual);
     }
 }

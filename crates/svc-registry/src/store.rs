@@ -482,10 +482,11 @@ impl Store {
             }
         })?;
         self.inner.opened.store(Some(Arc::new(opened)));
-        if room {
-            tracing::info!("the registry's store was opened anew");
+        if !room {
+            return Err(StoreError::Full);
         }
-        if room { Ok(()) } else { Err(StoreError::Full) }
+        tracing::info!("the registry's store was opened anew");
+        Ok(())
     }
 
     fn opened(&self) -> Result<Arc<Opened>, StoreError> {

@@ -1,5 +1,6 @@
 //! The Deep Verifier: checks the whole log again and again, a slice at a time, signatures included.
 
+use crate::hand::Hand;
 use crate::shared::Shared;
 use crate::store::{Reader, StoreError, good_snapshot};
 use crate::witness::keys;
@@ -33,9 +34,11 @@ pub(crate) async fn verify(shared: Arc<Shared>) -> TaskResult {
     let mut committed = shared.committed.subscribe();
     let mut pass: Option<Pass> = None;
     let mut head = shared.head().version;
+    // Commits, here and elsewhere on the machine, need the cores more.
+    let hand = Hand::in_the_background("verifier")?;
     loop {
         let (working, held) = (shared.clone(), pass.take());
-        let done = tokio::task::spawn_blocking(move || {
+        let done = hand.run(move || {
             let mut pass = match held {
                 Some(pass) if pass.begun.elapsed() < AGAIN => pass,
                 _ => Pass::begin(&working)?,
@@ -60,7 +63,7 @@ pub(crate) async fn verify(shared: Arc<Shared>) -> TaskResult {
             }
             // A page that makes no sense may panic below.
             Err(panic) => {
-                shared.damaged(shared.verified.load(Ordering::Relaxed) + 1, &panic.to_string());
+                shared.damaged(shared.verified.load(Ordering::Relaxed) + 1, &panic);
                 Some(AGAIN)
             }
         };
