@@ -86,6 +86,8 @@ pub(crate) struct Pass {
     verifier: Verifier,
     begun: Instant,
     told: usize,
+    /// The version of the snapshot that was looked at last.
+    snapshot: Option<u64>,
 }
 
 impl Pass {
@@ -117,7 +119,7 @@ impl Pass {
             let (_, note, state) = found.ok_or_else(missing)?;
             verifier.begin(&note, &state);
         }
-        let mut pass = Pass { verifier, begun: Instant::now(), told: 0 };
+        let mut pass = Pass { verifier, begun: Instant::now(), told: 0, snapshot: None };
         // What the log begins with may be at fault, and then nothing after it may be readable.
         pass.tell(shared);
         Ok(pass)
@@ -147,7 +149,7 @@ impl Pass {
         let next = self.verifier.next_version();
         let caught_up = next > head;
         if caught_up {
-            check_snapshot(shared, &reader)?;
+            self.check_snapshot(shared, &reader)?;
         }
         self.tell(shared);
         if self.told == 0 {
@@ -155,16 +157,21 @@ impl Pass {
         }
         Ok(caught_up)
     }
-}
 
-/// The newest snapshot is what the log signed.
-fn check_snapshot(shared: &Shared, reader: &Reader) -> Result<(), StoreError> {
-    if let Some((version, note, state)) = reader.snapshot(u64::MAX)?
-        && good_snapshot(&note, &state, &shared.log_key).is_none()
-    {
-        shared.damaged(version, "the snapshot is not what the log signed");
+    /// The newest snapshot is what the log signed; each is looked at once, since it holds the whole state.
+    fn check_snapshot(&mut self, shared: &Shared, reader: &Reader) -> Result<(), StoreError> {
+        let newest = reader.snapshot_note(u64::MAX)?.map(|(version, _)| version);
+        if newest == self.snapshot {
+            return Ok(());
+        }
+        self.snapshot = newest;
+        if let Some((version, note, state)) = reader.snapshot(u64::MAX)?
+            && good_snapshot(&note, &state, &shared.log_key).is_none()
+        {
+            shared.damaged(version, "the snapshot is not what the log signed");
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -211,6 +218,21 @@ mod tests {
         registry.shared.store.spoil_snapshot(registry.shared.min_version() - 1);
         Pass::begin(&registry.shared).unwrap();
         assert!(registry.shared.damage().is_some());
+    }
+
+    #[test]
+    fn each_new_snapshot_is_looked_at_in_the_same_pass() {
+        let mut registry = Fixture::new(RegistrySettings::default());
+        registry.grow(3);
+        make(&registry.shared, None).unwrap();
+        let mut pass = Pass::begin(&registry.shared).unwrap();
+        while !pass.slice(&registry.shared).unwrap() {}
+        assert_eq!((pass.snapshot, registry.shared.damage()), (Some(3), None));
+        registry.grow(2);
+        make(&registry.shared, None).unwrap();
+        registry.shared.store.spoil_snapshot(5);
+        while !pass.slice(&registry.shared).unwrap() {}
+        assert!(registry.shared.damage().unwrap().contains("version 5"), "{:?}", registry.shared.damage());
     }
 
     #[test]

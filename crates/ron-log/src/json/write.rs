@@ -45,6 +45,12 @@ pub fn write_text(string: &str, out: &mut String) {
 
 pub(super) fn text(string: &str, out: &mut String) {
     out.push('"');
+    // Most have nothing to escape, which many bytes at a time can be seen of.
+    let special = |special: bool, byte: &u8| special | matches!(byte, 0..0x20 | b'"' | b'\\');
+    if !string.as_bytes().chunks(64).any(|chunk| chunk.iter().fold(false, special)) {
+        out.push_str(string);
+        return out.push('"');
+    }
     let mut from = 0;
     for (at, byte) in string.bytes().enumerate() {
         let short = match byte {
