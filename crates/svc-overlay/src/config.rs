@@ -13,8 +13,9 @@ use std::time::Duration;
 /// The capacity of a peer's queue, which permits can only make smaller.
 pub(crate) const EGRESS_FRAMES: usize = 512;
 
-/// For how long after a signature messages wait for others; a guess, as short as timers can be.
-const GATHER: Duration = Duration::from_millis(1);
+/// For how long after a signature messages wait for others. In the bench of eight nodes at 10,000/s one millisecond cost
+/// 25 us of CPU a delivery, and two 19.
+const GATHER: Duration = Duration::from_millis(2);
 
 settings! {
     /// The overlay.

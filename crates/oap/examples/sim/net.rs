@@ -22,7 +22,7 @@ const IDLE: Duration = Duration::from_secs(15);
 /// How soon a node knows that a peer has died.
 const RESET: Duration = Duration::from_millis(100);
 /// How long messages wait for others to be signed with.
-pub(crate) const GATHER: Duration = Duration::from_millis(1);
+pub(crate) const GATHER: Duration = Duration::from_millis(2);
 /// What a node's queues may hold together.
 pub(crate) const CEILING: usize = 256 << 20;
 const INGRESS_BYTES: usize = 16 << 20;

@@ -38,7 +38,7 @@ pub struct Config {
     pub greylist: Duration,
     /// Whether messages are signed, and refused if they are not.
     pub signed: bool,
-    /// For how long after a signature messages wait for others to be signed with.
+    /// For how long after a signature messages wait for others to be signed with, at most.
     pub gather: Duration,
 }
 

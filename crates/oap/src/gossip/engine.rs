@@ -342,13 +342,13 @@ impl Engine {
         let missing = self.missing.next_due().map(|(due, _)| due);
         let announce = self.announce_due.first().map(|(due, _)| *due);
         let digest = self.digest_due.first().map(|(due, _)| *due);
-        let gathered = self.gathered.due(self.config.gather);
+        let gathered = self.gathered.due();
         [missing, announce, digest, gathered].into_iter().flatten().fold(self.sweep_due, Duration::min)
     }
 
     /// Does what is due.
     pub fn tick(&mut self, now: Now) {
-        if self.gathered.due(self.config.gather).is_some_and(|due| due <= now.mono) {
+        if self.gathered.due().is_some_and(|due| due <= now.mono) {
             self.sign_gathered(now);
         }
         self.ask_due(now);

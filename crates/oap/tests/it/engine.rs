@@ -194,11 +194,15 @@ fn what_comes_soon_after_a_signature_is_accepted_at_once_and_signed_together() {
     assert!(waits.iter().all(|it| (it.queued, it.lazy, it.refused) == (2, 0, 0)));
     assert!(groups(&bench.said()[0]).is_empty());
     assert_eq!(bench.delivered().len(), 1, "what was accepted is not delivered before the others get it");
-    assert_eq!(bench.engine.due(), Duration::from_millis(6));
+    assert_eq!(bench.engine.due(), Duration::from_micros(5_125), "one alone makes others wait little");
     bench.engine.tick(at(6));
     assert_eq!(groups(&bench.said()[0]), [10]);
     let delivered: BTreeSet<_> = bench.delivered().into_iter().map(|it| it.id).collect();
     assert_eq!(delivered, waits.iter().map(|it| it.id).collect());
+    publish(&mut bench, 6);
+    assert_eq!(bench.engine.due(), Duration::from_millis(7), "many make others wait as long as they may");
+    bench.engine.sign_gathered(at(6));
+    assert_eq!(groups(&bench.said()[0]), [1]);
     // No more wait than are signed together, and nobody waits longer for the next.
     for _ in 0..130 {
         publish(&mut bench, 6);

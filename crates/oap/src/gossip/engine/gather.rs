@@ -1,5 +1,6 @@
 //! Messages that come one after the other and are signed together: whoever takes part checks one signature for all of
-//! them, and is woken once. The first is signed at once; those that follow within a moment wait for its end. They are
+//! them, and is woken once. The first is signed at once; those that follow within a moment wait for its end. The moment
+//! is the longer the more came along the last time, so that few are not held up where nothing is saved by it. They are
 //! accepted when they come, so that no publisher waits: only while every peer has room in plenty.
 
 use super::tree::NORMAL_MAX;
@@ -8,6 +9,8 @@ use crate::gossip::signature::TOGETHER_MAX;
 use crate::gossip::wire::OVERHEAD;
 use std::time::Duration;
 
+/// So many that were signed together are many: the next ones may wait as long as any; a guess.
+const MANY: u32 = 8;
 /// Bytes that wait to be signed, about: what peers are sure to have room for.
 const BYTES_MAX: usize = 256 << 10;
 
@@ -15,14 +18,14 @@ const BYTES_MAX: usize = 256 << 10;
 pub(super) struct Gathered {
     messages: Vec<Kept>,
     bytes: usize,
-    /// When a signature was last made.
-    signed: Option<Duration>,
+    /// Until when what comes waits.
+    until: Option<Duration>,
 }
 
 impl Gathered {
     /// By when what waits is to be signed.
-    pub(super) fn due(&self, gather: Duration) -> Option<Duration> {
-        self.signed.filter(|_| !self.messages.is_empty()).map(|signed| signed + gather)
+    pub(super) fn due(&self) -> Option<Duration> {
+        self.until.filter(|_| !self.messages.is_empty())
     }
 
     pub(super) fn is_enough(&self) -> bool {
@@ -33,7 +36,7 @@ impl Gathered {
 impl Engine {
     /// Whether these may wait: something was signed just now, and nobody will be short of room for them.
     pub(super) fn may_gather(&mut self, now: Now, made: &[Result<Kept, PublishError>]) -> bool {
-        let recent = self.gathered.signed.is_some_and(|signed| now.mono < signed + self.config.gather);
+        let recent = self.gathered.until.is_some_and(|until| now.mono < until);
         let sizes = made.iter().flatten().map(|kept| kept.payload.len());
         let small = sizes.clone().all(|size| size <= NORMAL_MAX) && sizes.sum::<usize>() <= BYTES_MAX;
         let (count, announce_max) = (self.gathered.messages.len() + made.len(), self.config.announce_max);
@@ -96,6 +99,7 @@ impl Engine {
         for (kept, signature) in messages.iter_mut().zip(self.author.sign(&leaves)) {
             kept.envelope.signature = Some(signature);
         }
-        self.gathered.signed = Some(now.mono);
+        let count = u32::try_from(messages.len()).unwrap_or(MANY).min(MANY);
+        self.gathered.until = Some(now.mono + self.config.gather * count / MANY);
     }
 }
