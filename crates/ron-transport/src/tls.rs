@@ -80,6 +80,12 @@ impl PeerTlsSettings {
                 "is \"rpk\", but a CA signs certificates, not bare keys; use \"cert\"",
             ));
         }
+        if self.pq == PostQuantum::Required && self.mode == Mode::Off {
+            return Some((
+                "pq",
+                "is \"required\", but mode = \"off\" exchanges no keys at all; use mode = \"on\"",
+            ));
+        }
         None
     }
 }

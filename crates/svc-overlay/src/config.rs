@@ -280,6 +280,10 @@ mod tests {
         let mut settings = OverlaySettings::default();
         settings.tls.mode = Mode::Off;
         assert_eq!(problems(&settings, false), Vec::<String>::new());
+        settings.tls.pq = ron_kernel::tls::PostQuantum::Required;
+        let found = problems(&settings, true);
+        assert!(found.len() == 1 && found[0].contains("overlay.tls.pq"), "{found:?}");
+        settings.tls.pq = ron_kernel::tls::PostQuantum::Hybrid;
         settings.listen = "0.0.0.0:9500".parse().unwrap();
         settings.peers = vec![format!("{key}@10.0.0.2:9500")];
         let found = problems(&settings, false);

@@ -41,7 +41,7 @@ pub(crate) async fn gossip(shared: Arc<Shared>) -> TaskResult {
     loop {
         let busy = gossip.round();
         let drains = shutdown.phase() >= Phase::Draining;
-        if drains && !busy {
+        if drains && !busy && !gossip.owes() {
             // All that had come is queued for whoever is to have it: the writers may finish.
             gossip.drain();
             if !told {
@@ -371,13 +371,19 @@ impl Gossip {
         self.shared.service.kernel().publish(KernelEvent::PeerTrouble { service, peer, cause });
     }
 
-    /// Nothing more comes for the writers: they write what they have, and close.
-    fn drain(&mut self) {
+    /// Whether peers may still ask for what they were only told of; what waits to be signed goes out first.
+    fn owes(&mut self) -> bool {
         let now = self.shared.engine_now();
         self.engine.sign_gathered(now);
         while let Some(action) = self.engine.poll() {
             self.act(now, action);
         }
+        let time = self.shared.service.shutdown().phase() < Phase::Aborting;
+        time && !self.links.is_empty() && self.engine.owes(now)
+    }
+
+    /// Nothing more comes for the writers: they write what they have, and close.
+    fn drain(&mut self) {
         self.drains = true;
         self.links.values().for_each(|(_, link)| link.drain());
     }

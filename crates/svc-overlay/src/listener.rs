@@ -73,10 +73,17 @@ pub(crate) async fn listen(shared: Arc<Shared>, bound: Arc<Door>, work: Arc<Send
     let draining = shared.service.shutdown().clone();
     let mut failures = 0u32;
     loop {
-        let place = tokio::select! {
-            biased;
-            () = draining.draining() => break,
-            place = poll_fn(|cx| shared.conns.poll_take(cx)) => place,
+        let place = match shared.conns.try_take() {
+            Some(place) => place,
+            None => {
+                shared.numbers.closed_door.inc();
+                tracing::warn!("overlay.max_conns connections are open: others wait until one ends");
+                tokio::select! {
+                    biased;
+                    () = draining.draining() => break,
+                    place = poll_fn(|cx| shared.conns.poll_take(cx)) => place,
+                }
+            }
         };
         let accepted = tokio::select! {
             biased;

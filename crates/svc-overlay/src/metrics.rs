@@ -32,6 +32,7 @@ pub(crate) struct Numbers {
     pub(crate) config_updates: Counter,
     pub(crate) lagged: Counter,
     pub(crate) paused: Counter,
+    pub(crate) closed_door: Counter,
     pub(crate) read_timeouts: Counter,
     pub(crate) write_timeouts: Counter,
     pub(crate) connect_timeouts: Counter,
@@ -74,6 +75,10 @@ impl Numbers {
             paused: plain(
                 "reads_paused_total",
                 "Times that a peer was not read on at once, since its frames waited for the engine.",
+            ),
+            closed_door: plain(
+                "accepts_paused_total",
+                "Times that new connections were left waiting, since max_conns were open.",
             ),
             read_timeouts: service.io_timeout("read"),
             write_timeouts: service.io_timeout("write"),

@@ -40,6 +40,9 @@ const COPY_BELOW: usize = 16 << 10;
 /// Topics that are compared with a new peer at once.
 const GREETED: usize = 128;
 
+/// How long after an announcement, or an answer, peers are given to ask; a guess.
+const OWED: Duration = Duration::from_millis(500);
+
 /// What time it is: since some beginning, and by the calendar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
@@ -142,6 +145,8 @@ pub struct Engine {
     digest_due: BTreeSet<(Duration, Topic)>,
     sweep_due: Duration,
     gathered: Gathered,
+    /// When peers were last told of, or given, what none of them was pushed.
+    owed: Option<Duration>,
     actions: VecDeque<Action>,
 }
 
@@ -170,6 +175,7 @@ impl Engine {
             digest_due: BTreeSet::new(),
             sweep_due: now.mono + SWEEP,
             gathered: Gathered::default(),
+            owed: None,
             actions: VecDeque::new(),
             config,
         }
@@ -332,9 +338,23 @@ impl Engine {
         if reach.queued + reach.lazy == 0 && reach.refused > 0 {
             return Err(PublishError::Busy);
         }
+        self.note_owed(now, reach);
         let id = kept.id;
         self.keep(kept, First { from: None, asked: false });
         Ok(Published { id, ..reach })
+    }
+
+    /// A message of this node's that was pushed to nobody is lost with it, unless somebody asks for it.
+    fn note_owed(&mut self, now: Now, reach: Published) {
+        if reach.queued == 0 && reach.lazy > 0 {
+            self.owed = Some(now.mono);
+        }
+    }
+
+    /// Whether a node that is to end should wait: peers may be about to ask for what nobody else has.
+    pub fn owes(&self, now: Now) -> bool {
+        let untold = || self.peers.values().any(|peer| peer.announce_count > 0);
+        self.owed.is_some_and(|owed| now.mono < owed + OWED || untold())
     }
 
     /// When to call [`Engine::tick`] even if nothing comes.

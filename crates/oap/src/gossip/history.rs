@@ -6,6 +6,11 @@ use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
+/// What is that close to its age may be gone from a node whose clock is ahead; a guess.
+const EXPIRING_MS: u64 = 5_000;
+/// A topic in which nothing was published for so long pushes nothing out; a guess.
+const QUIET_MS: u64 = 1_000;
+
 /// What is kept of one topic.
 #[derive(Clone, Copy, Debug)]
 pub struct HistoryLimits {
@@ -136,12 +141,13 @@ impl History {
         }
     }
 
-    /// What this node can answer for, less an eighth: what is about to be dropped here or there would make every
-    /// comparison find a difference.
+    /// What this node can answer for, less what is about to be dropped here or there, which would make every comparison
+    /// find a difference.
     pub(super) fn window(&self, topic: &Topic, unix_ms: u64, until: u64) -> Window {
-        let floor = self.topics.get(topic).map_or(0, |line| line.floor + 1);
-        let oldest = floor.max(unix_ms.saturating_sub(millis(self.limits.age)));
-        Window { since: oldest + until.saturating_sub(oldest) / 8, until }
+        let age = millis(self.limits.age);
+        let young = unix_ms.saturating_sub(age - (age / 8).min(EXPIRING_MS));
+        let kept = self.topics.get(topic).map_or(0, |line| line.since(unix_ms));
+        Window { since: young.max(kept), until }
     }
 
     /// Whether nothing of a window was dropped before its time.
@@ -167,6 +173,17 @@ impl History {
 }
 
 impl Line {
+    /// From when on everything is here and will be for a while: while messages come that push others out, the oldest
+    /// eighth is left aside.
+    fn since(&self, unix_ms: u64) -> u64 {
+        let oldest = if self.floor > 0 { self.floor + 1 } else { 0 };
+        let newest = self.order.last().map_or(0, |(time, _)| *time);
+        if oldest == 0 || unix_ms.saturating_sub(newest) > QUIET_MS {
+            return oldest;
+        }
+        self.order.iter().nth(self.order.len() / 8).map_or(oldest, |(time, _)| oldest.max(*time))
+    }
+
     /// Drops the oldest message; says how many bytes it had.
     fn drop_oldest(&mut self, messages: &mut HashMap<u64, Kept, Mixing>) -> usize {
         let Some((time, id)) = self.order.pop_first() else { return 0 };

@@ -245,6 +245,33 @@ fn nothing_waits_to_be_signed_while_a_peer_may_be_short_of_room() {
 }
 
 #[test]
+fn whoever_comes_after_a_burst_is_told_of_all_that_is_kept_of_it() {
+    let mut config = Config { max_rps: 0, ..Config::default() };
+    config.history.count = 100;
+    let mut bench = Bench::new(config, 1);
+    for ms in 1..=150 {
+        bench.engine.publish(at(ms), &topic(), Bytes::from_static(b"a")).expect("published");
+    }
+    let mut told = |node: usize, ms: u64| {
+        let (_, egress) = bench.engine.connect(at(ms), node_id(node), FRAME_MAX).expect("connected");
+        let count = |said: Gossip| if let Gossip::Digest { count, .. } = said { Some(count) } else { None };
+        said(&egress).into_iter().find_map(count)
+    };
+    assert_eq!(told(7, 5_000), Some(100), "long after it");
+    assert_eq!(told(8, 594_000), Some(100), "until shortly before its end");
+    // While messages push others out, what goes next is left aside.
+    for ms in 594_001..=594_050 {
+        bench.engine.publish(at(ms), &topic(), Bytes::from_static(b"a")).expect("published");
+    }
+    let (_, egress) = bench.engine.connect(at(594_060), node_id(9), FRAME_MAX).expect("connected");
+    let told = said(&egress).into_iter().find_map(|said| match said {
+        Gossip::Digest { window, count, .. } => Some((window.since - START, count)),
+        _ => None,
+    });
+    assert_eq!(told, Some((113, 88)), "all but the oldest twelve");
+}
+
+#[test]
 fn of_several_publications_each_has_its_own_outcome_or_all_end_with_the_first_that_is_busy() {
     let mut config = Config { announce_max: 0, max_rps: 0, max_message_bytes: 10, ..Config::default() };
     config.egress.frames = 8;

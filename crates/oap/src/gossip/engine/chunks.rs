@@ -184,7 +184,8 @@ impl Engine {
         Gossip::Manifest { hops, id, size, chunk, envelope }.encode(self.peers.get(&to)?.max_frame).ok()
     }
 
-    pub(super) fn give_chunks(&mut self, to: PeerId, id: MessageId, first: u16, count: u16) {
+    pub(super) fn give_chunks(&mut self, now: Now, to: PeerId, id: MessageId, first: u16, count: u16) {
+        self.owed = self.owed.map(|_| now.mono);
         // Whoever was given the manifest was given what is checked.
         let Some(kept) = self.history.get(id).filter(|kept| kept.checked).cloned() else { return };
         let (chunk, max) = (self.chunk_for(to), self.peers.get(&to).map_or(0, |peer| peer.max_frame));

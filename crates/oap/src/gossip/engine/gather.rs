@@ -84,7 +84,8 @@ impl Engine {
         for kept in messages {
             self.touch(now, &kept.envelope.topic);
             // It was accepted: whoever has no room for it after all can ask for it.
-            self.relay(now, &kept, None, false);
+            let reach = self.relay(now, &kept, None, false);
+            self.note_owed(now, reach);
             self.keep(kept, First { from: None, asked: false });
         }
     }

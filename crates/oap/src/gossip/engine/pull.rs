@@ -186,6 +186,7 @@ impl Engine {
 
     /// Gives a peer the messages it asks for, as far as they are here and there is room.
     pub(super) fn give(&mut self, now: Now, to: PeerId, ids: &[MessageId], lane: Lane) {
+        self.owed = self.owed.map(|_| now.mono);
         for id in ids {
             let (Some(kept), Some(peer)) = (self.vouched(now, *id), self.peers.get(&to)) else {
                 continue;

@@ -48,7 +48,7 @@ impl Engine {
             Gossip::Digest { round, topic, window, count, hash } => {
                 self.digested(now, from, round, &topic, window, (count, hash));
             }
-            Gossip::WantChunks { id, first, count } => self.give_chunks(from, id, first, count),
+            Gossip::WantChunks { id, first, count } => self.give_chunks(now, from, id, first, count),
         }
     }
 

@@ -271,6 +271,7 @@ impl Engine {
     pub fn refused(&mut self, now: Now, peer: PeerId, corr: u64) {
         self.choke(now, peer, false);
         if let Some(kept) = self.history.numbered(corr).cloned() {
+            self.owed = Some(now.mono);
             self.announce(now, peer, &kept, false);
         }
     }

@@ -225,6 +225,24 @@ fn a_shutdown_writes_what_is_queued_first() {
 }
 
 #[test]
+fn a_shutdown_waits_for_whoever_was_only_told_of_a_message() {
+    // More than may be pushed at once, and one that is never pushed.
+    let mut a = node("admit = \"any\"", "");
+    let b = node(&peers(&[&a]), "");
+    connects(&b, 1);
+    let follower = Follower::start(&b, "t");
+    let mut sent: Vec<String> = (0..100).map(|number| format!("{number:04}")).collect();
+    sent.push("x".repeat(2 << 20));
+    for payload in &sent {
+        publish(&a, "t", payload);
+    }
+    assert_eq!(a.stop(), 0);
+    sent.sort();
+    let arrived = follower.payloads(sent.len());
+    assert!(arrived == sent, "{} of {}", arrived.len(), sent.len());
+}
+
+#[test]
 fn an_engine_that_panics_begins_anew_and_the_peers_come_back() {
     let a = node("admit = \"any\"", "[node]\ndanger_ok = true\n");
     let b = node(&peers(&[&a]), "");

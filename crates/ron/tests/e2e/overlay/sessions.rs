@@ -247,6 +247,7 @@ fn connections_have_a_rate_and_a_number() {
     let full = open("handshakes_per_ip = 0\nmax_conns = 2", "");
     let (first, second) = (Raw::hello(&full, 1), Raw::hello(&full, 2));
     full.eventually("both are open", |node| node.metric("sessions_active") == 2.0);
+    full.eventually("nobody else is let in", |node| node.metric("accepts_paused_total") == 1.0);
     // The third waits until one of them is gone.
     let third = std::thread::scope(|scope| {
         let third = scope.spawn(|| Raw::hello(&full, 3));
