@@ -226,15 +226,15 @@ impl Packs {
     /// which the first may have begun before, find nothing better.
     pub(crate) async fn newer(&self, name: &str, than: &Arc<Mounted>) -> Option<Arc<Mounted>> {
         let mut rounds = self.rounds.subscribe();
+        let newer = || self.table().get(name)?.serving.clone().filter(|now| !Arc::ptr_eq(now, than));
         for _ in 0..2 {
-            self.look_again();
-            rounds.changed().await.ok()?;
-            let serving = self.table().get(name)?.serving.clone();
-            if let Some(newer) = serving.filter(|serving| !Arc::ptr_eq(serving, than)) {
+            if let Some(newer) = newer() {
                 return Some(newer);
             }
+            self.look_again();
+            rounds.changed().await.ok()?;
         }
-        None
+        newer()
     }
 
     /// Whether a pack is on a server, where it is looked for again and again.

@@ -163,13 +163,15 @@ impl Disk {
     }
 
     pub(super) fn note<T>(&self, outcome: std::io::Result<T>) -> std::io::Result<T> {
-        if let Err(error) = &outcome
-            && matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
-        {
+        if outcome.as_ref().is_err_and(is_no_room) {
             self.set_full(true);
         }
         outcome
     }
+}
+
+fn is_no_room(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
 /// One opening.
@@ -328,9 +330,7 @@ fn made_journal(path: &Path, folder: &Path) -> std::io::Result<Option<Arc<dyn Me
     let file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
     let blocks = vec![0; super::journal::SIZE as usize];
     match file.write_all_at(&blocks, 0).and_then(|()| file.sync_all()) {
-        Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-            return Ok(None);
-        }
+        Err(error) if is_no_room(&error) => return Ok(None),
         made => made?,
     }
     File::open(folder)?.sync_all()?;

@@ -326,6 +326,12 @@ fn a_changed_byte_of_the_tail_is_found_at_the_start() {
     }
 }
 
+/// What the log signs of a state.
+fn snapshot_note(head: Head, state_b3: ron_log::B3) -> String {
+    let snapshot = ron_log::Snapshot { log: roots().log, version: head.version, hash: head.hash, state_b3 };
+    snapshot.sign(&key(9)).to_string()
+}
+
 /// A state that is none, as far as these tests care.
 fn keeping() -> Keeping<'static> {
     Keeping { state: Whole::Text("{}"), sign: &|_| "note".to_owned() }
@@ -380,11 +386,7 @@ fn a_states_file_is_checked_by_its_note_and_goes_with_it() {
             writer.write(head, &log.next()).unwrap();
         }
         let head = log.state.head();
-        let sign = |state_b3| {
-            let snapshot =
-                ron_log::Snapshot { log: roots().log, version: head.version, hash: head.hash, state_b3 };
-            snapshot.sign(&key(9)).to_string()
-        };
+        let sign = |state_b3| snapshot_note(head, state_b3);
         let keeping = Keeping { state: Whole::State(&log.state), sign: &sign };
         let before = store.reader().unwrap().snapshot_note(u64::MAX).unwrap().map(|(version, _)| version);
         store
@@ -469,11 +471,7 @@ fn a_damaged_entry_below_a_signed_state_hides_nothing_that_came_after() {
     assert_eq!(restored(), Err(4));
     assert_eq!(despite(4).0.head().version, 3, "nothing vouches for what came after");
     let head = log.state.head();
-    let sign = |state_b3| {
-        let snapshot =
-            ron_log::Snapshot { log: roots().log, version: head.version, hash: head.hash, state_b3 };
-        snapshot.sign(&key(9)).to_string()
-    };
+    let sign = |state_b3| snapshot_note(head, state_b3);
     let keeping = Keeping { state: Whole::State(&log.state), sign: &sign };
     let size = head.version + 1;
     let checkpoint = ron_log::Checkpoint { origin: roots().log, size, root: log.tree.root() };
