@@ -4,6 +4,7 @@ use bytes::Bytes;
 use ed25519_dalek::SigningKey;
 use oap::control::Hello;
 use oap::frame::{APP_GOSSIP, FRAME_MAX, FRAME_MIN_MAX, Frame};
+use oap::gossip::bundle;
 use oap::gossip::wire::Gossip;
 use oap::gossip::{
     Action, Ceiling, Config, Egress, EgressLimits, Engine, Envelope, Incoming, Ingress, Lane, MessageId, Now,
@@ -125,7 +126,10 @@ static MESSAGES: LazyLock<Vec<(Bytes, MessageId)>> = LazyLock::new(|| {
             let topic = Topic::parse(if number % 2 == 0 { "a" } else { "b" }).expect("a topic");
             let origin = NodeId(key.verifying_key().to_bytes());
             let (seq, time) = (u64::from(number), START + u64::from(number));
-            let mut envelope = Envelope { origin, seq, time, topic, signature: None };
+            let bundle = number % 4 == 3;
+            let parts = [(seq, &[number; 10][..]), (seq + 100, &payload[..])];
+            let payload = if bundle { bundle::encode(parts.into_iter()) } else { payload };
+            let mut envelope = Envelope { origin, seq, time, topic, bundle, signature: None };
             let id = envelope.id(&payload);
             envelope.sign(id, &key);
             let message = Gossip::Message { hops: number % 4, envelope, payload };

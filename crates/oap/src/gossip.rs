@@ -4,6 +4,7 @@
 //! shares its time among peers, an [`Egress`] behind it for each of them. [`wire`] and [`message`] are what peers
 //! say to each other, [`fair`] is how lanes, peers and topics take turns, [`Ledger`] is what became of everything.
 
+pub mod bundle;
 pub mod config;
 pub mod egress;
 pub mod engine;

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 use http_body::Body as HttpBody;
+use serde::Serialize;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -181,8 +182,10 @@ pub fn push_json(out: &mut String, text: &str) {
 }
 
 /// A JSON answer that is no problem.
-pub fn json_response(status: StatusCode, body: &serde_json::Value, corr: &CorrId) -> Response<Body> {
-    let mut response = Response::new(Body::full(Bytes::from(body.to_string())));
+pub fn json_response(status: StatusCode, body: &impl Serialize, corr: &CorrId) -> Response<Body> {
+    // What is told is made of texts and numbers, which can always be written to memory.
+    let text = serde_json::to_vec(body).unwrap_or_default();
+    let mut response = Response::new(Body::full(Bytes::from(text)));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response.headers_mut().insert(X_CORR_ID, corr.value().clone());

@@ -101,20 +101,11 @@ impl Handle {
         })?;
         // Who states no deadline does not wait for room.
         let deadline = budget.client.map_or(now, |asked| asked.min(budget.until)).into();
-        let told = |published: Published| {
-            let mut body = json!({"id": form.name(published.id)});
-            if form == Form::Operator {
-                body["queued"] = published.queued.into();
-                body["lazy"] = published.lazy.into();
-                body["refused"] = published.refused.into();
-            }
-            body
-        };
         // A bridge to another node hands on the message alone, so that none has this.
         let several = request.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == NDJSON);
         if !several || form == Form::Bridge {
             let published = self.publish(topic, payload, deadline).await.map_err(rejection)?;
-            return Ok(json_response(StatusCode::ACCEPTED, &told(published), corr));
+            return Ok(json_response(StatusCode::ACCEPTED, &Told::of(published, form), corr));
         }
         let payloads = lines(&payload)?;
         let done = self.publish_all(topic, &payloads, deadline).await;
@@ -123,12 +114,11 @@ impl Handle {
             return Err(rejection(error));
         }
         let of_each = |one: Result<Published, PublishError>| match one {
-            Ok(published) => told(published),
-            Err(error) => json!({"error": rejection(error).reason.code()}),
+            Ok(published) => Told::of(published, form),
+            Err(error) => Told { error: Some(rejection(error).reason.code()), ..Told::default() },
         };
-        let messages: Vec<Value> = done.into_iter().map(of_each).collect();
-        let body = json!({"accepted": accepted, "messages": messages});
-        Ok(json_response(StatusCode::ACCEPTED, &body, corr))
+        let messages = done.into_iter().map(of_each).collect();
+        Ok(json_response(StatusCode::ACCEPTED, &ToldOfAll { accepted, messages }, corr))
     }
 
     fn stream(&self, topic: &Topic, corr: &CorrId, form: Form) -> Result<Response<Body>, Rejection> {
@@ -197,6 +187,42 @@ impl Handle {
     }
 }
 
+/// What a publisher is told of a message.
+#[derive(Debug, Default, Serialize)]
+struct Told {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queued: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lazy: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'static str>,
+}
+
+impl Told {
+    fn of(published: Published, form: Form) -> Told {
+        let Published { id, queued, lazy, refused } = published;
+        let known = |count| (form == Form::Operator).then_some(count);
+        Told {
+            id: Some(form.name(id)),
+            queued: known(queued),
+            lazy: known(lazy),
+            refused: known(refused),
+            error: None,
+        }
+    }
+}
+
+/// The same of the messages of one request.
+#[derive(Debug, Serialize)]
+struct ToldOfAll {
+    accepted: usize,
+    messages: Vec<Told>,
+}
+
 /// A message of a request that has several.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -210,7 +236,11 @@ struct Line<'a> {
 /// The payloads of a body with a JSON object in each line.
 fn lines(body: &[u8]) -> Result<Vec<Bytes>, Rejection> {
     let mut payloads = Vec::new();
-    for (number, line) in body.split(|byte| *byte == b'\n').enumerate() {
+    let ends = memchr::memchr_iter(b'\n', body).chain([body.len()]);
+    let mut begins = 0;
+    for (number, end) in ends.enumerate() {
+        let line = &body[begins..end];
+        begins = end + 1;
         if line.trim_ascii().is_empty() {
             continue;
         }

@@ -1,9 +1,14 @@
 //! What must hold in a network, and figures of how it does.
 
 use crate::net::{Accepted, CEILING, Net, Node, follows, node_id};
-use oap::gossip::{Cause, MessageId, Outcome, Queue};
+use oap::gossip::{Cause, Kept, MessageId, Outcome, Queue};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+/// The messages that are kept as one.
+fn ids(kept: &Kept) -> impl Iterator<Item = MessageId> {
+    kept.messages().map(|(id, ..)| id)
+}
 
 impl Net {
     /// Whatever does not add up anywhere, whatever was asked of the network.
@@ -73,7 +78,7 @@ impl Net {
         for node in honest().filter_map(|(_, node)| node.as_ref()) {
             holders.extend(node.delivered.keys());
             for topic in &self.topics {
-                holders.extend(node.engine.history(topic).map(|kept| kept.id));
+                holders.extend(node.engine.history(topic).flat_map(ids));
             }
         }
         let mut missed = Vec::new();
@@ -92,7 +97,7 @@ impl Net {
     pub(crate) fn lost(&self) -> Vec<&Accepted> {
         let has = |it: &Accepted, node: &Node| {
             node.delivered.contains_key(&it.id)
-                || node.engine.history(&self.topics[it.topic]).any(|kept| kept.id == it.id)
+                || node.engine.history(&self.topics[it.topic]).flat_map(ids).any(|id| id == it.id)
         };
         let alive = |it: &&Accepted| it.life == self.lives[it.by] && self.nodes[it.by].is_some();
         let lost = |it: &&Accepted| !self.nodes.iter().flatten().any(|node| has(it, node));

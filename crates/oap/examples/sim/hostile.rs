@@ -78,7 +78,7 @@ impl Net {
     /// A message of this origin, signed with the key of this node.
     fn message(&self, origin: oap::NodeId, seq: u64, signer: u64) -> Gossip {
         let topic = self.topics[self.topics.len() - 1].clone();
-        let mut envelope = Envelope { origin, seq, time: EPOCH_MS, topic, signature: None };
+        let mut envelope = Envelope { origin, seq, time: EPOCH_MS, topic, bundle: false, signature: None };
         let payload = Bytes::from_static(b"nobody asked for this");
         let id = envelope.id(&payload);
         envelope.sign(id, &key(signer as usize));

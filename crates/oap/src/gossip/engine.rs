@@ -8,6 +8,7 @@ mod pull;
 mod receive;
 mod tree;
 
+use super::bundle::Units;
 use super::egress::{Ceiling, Egress, Refused, SharedEgress};
 use super::fair::Lane;
 use super::history::{History, Kept, millis};
@@ -300,7 +301,7 @@ impl Engine {
         messages: Vec<(Topic, Bytes)>,
         until_busy: bool,
     ) -> Vec<Result<Published, PublishError>> {
-        let mut made: Vec<_> =
+        let made: Vec<_> =
             messages.into_iter().map(|(topic, payload)| self.make(now, topic, payload)).collect();
         if self.may_gather(now, &made) {
             let gathered = made.into_iter().map(|kept| kept.map(|kept| self.gather(now, kept))).collect();
@@ -310,13 +311,23 @@ impl Engine {
             return gathered;
         }
         self.sign_gathered(now);
-        self.sign(now, made.iter_mut().flatten());
-        let mut done = Vec::with_capacity(made.len());
-        for kept in made {
-            done.push(kept.and_then(|kept| self.send_out(now, kept)));
-            if until_busy && done.last() == Some(&Err(PublishError::Busy)) {
+        let (mut units, room) = (Units::default(), self.bundle_room());
+        let places: Vec<_> =
+            made.into_iter().map(|kept| kept.map(|kept| (kept.id, units.add(kept, room)))).collect();
+        let mut sent = Vec::with_capacity(units.len());
+        for kept in self.signed(now, units) {
+            sent.push(self.send_out(now, kept));
+            if until_busy && sent.last() == Some(&Err(PublishError::Busy)) {
                 break;
             }
+        }
+        let of_each = |place: Result<(MessageId, usize), PublishError>| match place {
+            Ok((id, unit)) => sent.get(unit).map(|sent| sent.map(|sent| Published { id, ..sent })),
+            Err(error) => Some(Err(error)),
+        };
+        let mut done: Vec<_> = places.into_iter().map_while(of_each).collect();
+        if until_busy && let Some(busy) = done.iter().position(|one| *one == Err(PublishError::Busy)) {
+            done.truncate(busy + 1);
         }
         done
     }
@@ -327,9 +338,9 @@ impl Engine {
         }
         self.seq = (self.seq + 1).max(now.unix_ms.saturating_mul(1000));
         let (origin, seq, time) = (self.node, self.seq, now.unix_ms);
-        let envelope = Envelope { origin, seq, time, topic, signature: None };
+        let envelope = Envelope { origin, seq, time, topic, bundle: false, signature: None };
         let id = envelope.id(&payload);
-        Ok(Kept { id, envelope, payload, hops: 0, checked: true })
+        Ok(Kept { id, envelope, payload, hops: 0, checked: true, count: 1 })
     }
 
     fn send_out(&mut self, now: Now, kept: Kept) -> Result<Published, PublishError> {
@@ -428,13 +439,15 @@ impl Engine {
         }
         self.seen.insert(kept.id, &kept.envelope, first);
         if self.follows.contains(&kept.envelope.topic) {
-            let Envelope { origin, seq, time, ref topic, .. } = kept.envelope;
-            let topic = topic.clone();
-            let (id, payload, hops) = (kept.id, kept.payload.clone(), kept.hops);
-            self.actions.push_back(Action::Deliver(Delivery { id, origin, seq, time, topic, payload, hops }));
+            let Envelope { origin, time, ref topic, .. } = kept.envelope;
+            for (id, seq, payload) in kept.messages() {
+                let (topic, hops) = (topic.clone(), kept.hops);
+                let delivery = Delivery { id, origin, seq, time, topic, payload, hops };
+                self.actions.push_back(Action::Deliver(delivery));
+            }
         }
         if first.from.is_some() {
-            self.ledger.note(Outcome::Delivered);
+            self.ledger.note_all(Outcome::Delivered, kept.count);
         }
         self.history.insert(kept);
     }

@@ -30,6 +30,8 @@ pub struct Kept {
     /// Whether its signature was checked. One that was not came from its origin itself, over a transport that has
     /// proved the origin's key, and is for nobody else before it is.
     pub checked: bool,
+    /// How many messages it is: one, or those of a bundle.
+    pub count: usize,
 }
 
 #[derive(Debug)]
@@ -47,6 +49,8 @@ pub(super) struct History {
 struct Line {
     /// By time of publication, which is the same at every node.
     order: BTreeSet<(u64, MessageId)>,
+    /// Messages, those of bundles included.
+    count: usize,
     bytes: usize,
     /// Everything published after this is still here.
     floor: u64,
@@ -90,10 +94,12 @@ impl History {
         }
         let Some(line) = self.topics.get_mut(&topic) else { return };
         line.order.insert((kept.envelope.time, kept.id));
+        line.count += kept.count;
         line.bytes += size;
         self.bytes += size;
         self.messages.insert(kept.id.corr(), kept);
-        while line.order.len() > self.limits.count || line.bytes > self.limits.bytes {
+        // A bundle that has more messages than are kept is kept as a whole.
+        while line.count > self.limits.count && line.order.len() > 1 || line.bytes > self.limits.bytes {
             self.bytes -= line.drop_oldest(&mut self.messages);
         }
         while self.bytes > self.bytes_max {
@@ -117,6 +123,7 @@ impl History {
         let Some(kept) = self.messages.remove(&id.corr()) else { return };
         if let Some(line) = self.topics.get_mut(&kept.envelope.topic) {
             line.order.remove(&(kept.envelope.time, id));
+            line.count -= kept.count;
             line.bytes -= kept.payload.len();
         }
         self.bytes -= kept.payload.len();
@@ -188,7 +195,9 @@ impl Line {
     fn drop_oldest(&mut self, messages: &mut HashMap<u64, Kept, Mixing>) -> usize {
         let Some((time, id)) = self.order.pop_first() else { return 0 };
         self.floor = self.floor.max(time);
-        let size = messages.remove(&id.corr()).map_or(0, |kept| kept.payload.len());
+        let (count, size) =
+            messages.remove(&id.corr()).map_or((0, 0), |kept| (kept.count, kept.payload.len()));
+        self.count -= count;
         self.bytes -= size;
         size
     }
@@ -212,8 +221,10 @@ mod tests {
             let mut id = MessageId([1; 32]);
             id.0[31] = last;
             let (origin, topic) = (NodeId([0; 32]), topic.clone());
-            let envelope = Envelope { origin, seq: 1, time: u64::from(last), topic, signature: None };
-            history.insert(Kept { id, envelope, payload: vec![0; size].into(), hops: 0, checked: true });
+            let envelope =
+                Envelope { origin, seq: 1, time: u64::from(last), topic, bundle: false, signature: None };
+            let payload = vec![0; size].into();
+            history.insert(Kept { id, envelope, payload, hops: 0, checked: true, count: 1 });
             id
         };
         let (older, younger) = (insert(1, 10), insert(2, 20));

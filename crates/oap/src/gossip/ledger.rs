@@ -115,6 +115,11 @@ impl Ledger {
     }
 
     pub(super) fn note(&mut self, outcome: Outcome) {
-        *self.outcomes.entry(outcome).or_default() += 1;
+        self.note_all(outcome, 1);
+    }
+
+    /// The same for the messages of a bundle.
+    pub(super) fn note_all(&mut self, outcome: Outcome, messages: usize) {
+        *self.outcomes.entry(outcome).or_default() += messages as u64;
     }
 }

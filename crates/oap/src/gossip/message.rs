@@ -14,6 +14,11 @@ pub const TOPIC_MAX: usize = 128;
 /// Bytes of an envelope at most.
 pub const ENVELOPE_MAX: usize = 32 + 8 + 8 + 1 + TOPIC_MAX + signature::BYTES_MAX;
 
+/// What the ids of bundles are derived with, so that none is that of a message.
+const BUNDLE: &str = "oap/1 gossip bundle";
+/// Added to the byte that says how a message is signed.
+const BUNDLED: u8 = 0x80;
+
 /// A topic's name: 1 to 128 of `a-z 0-9 . _ / -`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Topic(Arc<str>);
@@ -108,6 +113,28 @@ impl Hasher for Mixed {
 }
 
 impl MessageId {
+    /// The id of a message.
+    pub fn of(origin: NodeId, seq: u64, topic: &Topic, payload: &[u8]) -> MessageId {
+        MessageId::hashed(blake3::Hasher::new(), origin, seq, topic, payload)
+    }
+
+    fn hashed(
+        mut hasher: blake3::Hasher,
+        origin: NodeId,
+        seq: u64,
+        topic: &Topic,
+        payload: &[u8],
+    ) -> MessageId {
+        let mut head = [0; 41 + TOPIC_MAX];
+        let (name, len) = (topic.as_str().as_bytes(), 41 + topic.as_str().len());
+        head[..32].copy_from_slice(&origin.0);
+        head[32..40].copy_from_slice(&seq.to_be_bytes());
+        // A name has at most 128 bytes.
+        head[40] = name.len() as u8;
+        head[41..len].copy_from_slice(name);
+        MessageId(hasher.update(&head[..len]).update(payload).finalize().into())
+    }
+
     /// The number of the frames that carry the message, by which a peer refuses them.
     pub fn corr(&self) -> u64 {
         let (first, _) = self.0.split_at(8);
@@ -130,7 +157,13 @@ impl MessageId {
 
 impl fmt::Display for MessageId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        // Whoever publishes or follows has one of these written for each message.
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut text = [0; 64];
+        for (two, byte) in text.chunks_exact_mut(2).zip(self.0) {
+            two.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+        }
+        f.write_str(std::str::from_utf8(&text).unwrap_or_default())
     }
 }
 
@@ -149,18 +182,18 @@ pub struct Envelope {
     /// When it was published, in Unix milliseconds.
     pub time: u64,
     pub topic: Topic,
+    /// Whether the payload is a bundle of messages.
+    pub bundle: bool,
     pub signature: Option<Signature>,
 }
 
 impl Envelope {
     pub fn id(&self, payload: &[u8]) -> MessageId {
-        let mut head = Vec::with_capacity(41 + TOPIC_MAX);
-        head.put_slice(&self.origin.0);
-        head.put_u64(self.seq);
-        self.topic.write(&mut head);
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&head).update(payload);
-        MessageId(hasher.finalize().into())
+        let Envelope { origin, seq, topic, .. } = self;
+        match self.bundle {
+            false => MessageId::of(*origin, *seq, topic, payload),
+            true => MessageId::hashed(blake3::Hasher::new_derive_key(BUNDLE), *origin, *seq, topic, payload),
+        }
     }
 
     pub fn sign(&mut self, id: MessageId, key: &SigningKey) {
@@ -193,8 +226,9 @@ impl Envelope {
         let MessageId(origin) = MessageId::read(bytes)?;
         let (seq, time) = (bytes.try_get_u64().ok()?, bytes.try_get_u64().ok()?);
         let topic = Topic::read(bytes)?;
-        let signature = Signature::read(bytes)?;
-        Some(Envelope { origin: NodeId(origin), seq, time, topic, signature })
+        let form = bytes.try_get_u8().ok()?;
+        let signature = Signature::read(form & !BUNDLED, bytes)?;
+        Some(Envelope { origin: NodeId(origin), seq, time, topic, bundle: form & BUNDLED != 0, signature })
     }
 
     pub(super) fn write(&self, out: &mut Vec<u8>) {
@@ -202,7 +236,8 @@ impl Envelope {
         out.put_u64(self.seq);
         out.put_u64(self.time);
         self.topic.write(out);
-        Signature::write(self.signature.as_ref(), out);
+        let bundled = if self.bundle { BUNDLED } else { 0 };
+        Signature::write(self.signature.as_ref(), bundled, out);
     }
 }
 

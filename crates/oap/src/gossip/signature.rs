@@ -65,9 +65,9 @@ impl Signature {
         (!self.path.is_empty()).then_some(root)
     }
 
-    /// Reads what an envelope ends with; the inner `None` is a message that is not signed.
-    pub(super) fn read(bytes: &mut impl Buf) -> Option<Option<Signature>> {
-        let kind = bytes.try_get_u8().ok()?;
+    /// Reads what an envelope ends with after the byte that says how it is signed; the inner `None` is a message that is
+    /// not.
+    pub(super) fn read(kind: u8, bytes: &mut impl Buf) -> Option<Option<Signature>> {
         if kind == 0 {
             return Some(None);
         }
@@ -87,9 +87,10 @@ impl Signature {
         (kind <= 2).then_some(Some(signature))
     }
 
-    pub(super) fn write(signature: Option<&Signature>, out: &mut Vec<u8>) {
-        let Some(Signature { bytes, place, path }) = signature else { return out.put_u8(0) };
-        out.put_u8(if path.is_empty() { 1 } else { 2 });
+    /// Writes what an envelope ends with; `form` is added to its first byte.
+    pub(super) fn write(signature: Option<&Signature>, form: u8, out: &mut Vec<u8>) {
+        let Some(Signature { bytes, place, path }) = signature else { return out.put_u8(form) };
+        out.put_u8(form | if path.is_empty() { 1 } else { 2 });
         out.put_slice(bytes);
         if !path.is_empty() {
             out.put_u8(*place);
@@ -230,7 +231,7 @@ mod tests {
         let mut made: Vec<(Envelope, MessageId)> = (0..count)
             .map(|seq| {
                 let topic = Topic::parse("t").unwrap();
-                let envelope = Envelope { origin, seq, time: 2, topic, signature: None };
+                let envelope = Envelope { origin, seq, time: 2, topic, bundle: false, signature: None };
                 let id = envelope.id(b"payload");
                 (envelope, id)
             })
@@ -304,9 +305,9 @@ mod tests {
                 prop_assert!(envelope.is_signed(*id) && origins.signed(envelope, *id));
                 prop_assert!(other == id || !envelope.is_signed(*other) && !origins.signed(envelope, *other));
                 let mut written = Vec::new();
-                Signature::write(envelope.signature.as_ref(), &mut written);
+                Signature::write(envelope.signature.as_ref(), 0, &mut written);
                 prop_assert!(written.len() <= BYTES_MAX);
-                prop_assert_eq!(Signature::read(&mut &written[..]), Some(envelope.signature.clone()));
+                prop_assert_eq!(Signature::read(written[0], &mut &written[1..]), Some(envelope.signature.clone()));
             }
         }
     }

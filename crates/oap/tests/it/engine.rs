@@ -4,6 +4,7 @@ use crate::net::{key, node_id};
 use bytes::Bytes;
 use oap::control::Goaway;
 use oap::frame::FRAME_MAX;
+use oap::gossip::bundle;
 use oap::gossip::wire::{Gossip, Window};
 use oap::gossip::{
     Action, Cause, Ceiling, Config, ConnectError, Delivery, Engine, Envelope, HistoryLimits, Lane, MessageId,
@@ -86,8 +87,14 @@ fn said(egress: &SharedEgress) -> Vec<Gossip> {
 /// A message by somebody who is no peer.
 fn by_99(seq: u64, time: u64, hops: u8) -> (Gossip, MessageId) {
     let payload = Bytes::from(format!("payload {seq}"));
-    let mut envelope =
-        Envelope { origin: node_id(99), seq, time: START + time, topic: topic(), signature: None };
+    let mut envelope = Envelope {
+        origin: node_id(99),
+        seq,
+        time: START + time,
+        topic: topic(),
+        bundle: false,
+        signature: None,
+    };
     let id = envelope.id(&payload);
     envelope.sign(id, &key(99));
     (Gossip::Message { hops, envelope, payload }, id)
@@ -147,7 +154,8 @@ fn a_publication_that_nobody_has_room_for_is_busy_and_leaves_nothing_behind() {
 fn what_is_published_together_is_signed_together_and_passed_on_by_others() {
     let config = || Config { max_rps: 0, ..Config::default() };
     let mut origin = Bench::new(config(), 1);
-    let messages = (0..70).map(|number: u8| (topic(), Bytes::from(vec![number]))).collect();
+    // Too large for a bundle.
+    let messages = (0..70).map(|number: u8| (topic(), Bytes::from(vec![number; 17 << 10]))).collect();
     let published = origin.engine.publish_all(at(1), messages, false);
     assert_eq!(published.iter().flatten().filter(|it| it.queued == 1).count(), 70);
     // The receiver has heard of the origin, the next one has not.
@@ -173,9 +181,10 @@ fn groups(said: &[Gossip]) -> Vec<usize> {
     for gossip in said {
         let Gossip::Message { envelope, .. } = gossip else { continue };
         let bytes = envelope.signature.as_ref().expect("signed").bytes.to_vec();
+        let messages = messages(std::slice::from_ref(gossip));
         match groups.last_mut().filter(|(known, _)| *known == bytes) {
-            Some((_, count)) => *count += 1,
-            None => groups.push((bytes, 1)),
+            Some((_, count)) => *count += messages,
+            None => groups.push((bytes, messages)),
         }
     }
     groups.into_iter().map(|(_, count)| count).collect()
@@ -231,17 +240,140 @@ fn nothing_waits_to_be_signed_while_a_peer_may_be_short_of_room() {
             Err(error) => break error,
         }
     };
+    let said = bench.said();
     // All but an eighth, which is for control.
-    assert_eq!((busy, taken), (PublishError::Busy, frames - frames / 8));
-    assert_eq!(pushed(&bench.said()), [taken, taken], "whatever was said to be pushed is");
+    assert_eq!((busy, said[0].len()), (PublishError::Busy, frames - frames / 8));
+    let pushed_to = |said: &Vec<Gossip>| messages(said);
+    assert_eq!(
+        said.iter().map(pushed_to).collect::<Vec<_>>(),
+        [taken, taken],
+        "whatever was said to be pushed is"
+    );
     // So it is with few tokens left.
     let config = Config { max_rps: 1, burst_budget_frames: 3, gather, ..Config::default() };
     let mut bench = Bench::new(config, 1);
     let mut publish = || bench.engine.publish(at(1), &topic(), Bytes::from_static(b"a")).expect("published");
     let said: Vec<_> = (0..5).map(|_| publish()).map(|it| (it.queued, it.lazy)).collect();
-    assert_eq!(said, [(1, 0), (1, 0), (1, 0), (0, 1), (0, 1)]);
+    // The first takes a token, and all that follow one more, as a bundle.
+    assert_eq!(said, [(1, 0); 5]);
     bench.engine.sign_gathered(at(1));
-    assert_eq!(pushed(&bench.said()), [3]);
+    assert_eq!(bench.said().iter().map(|said| groups(said)).collect::<Vec<_>>(), [[1, 4]]);
+    let topics: Vec<Topic> = (0..5).map(|it| Topic::parse(&format!("t{it}")).expect("a topic")).collect();
+    let mut publish =
+        |topic| bench.engine.publish(at(1), topic, Bytes::from_static(b"a")).expect("published");
+    let said: Vec<_> = topics.iter().map(&mut publish).map(|it| (it.queued, it.lazy)).collect();
+    assert_eq!(said, [(1, 0), (0, 1), (0, 1), (0, 1), (0, 1)], "one token is left");
+    bench.engine.sign_gathered(at(1));
+    assert_eq!(pushed(&bench.said()), [1]);
+}
+
+#[test]
+fn small_messages_that_are_published_together_travel_as_one_and_arrive_as_many() {
+    let config = || Config { max_rps: 0, ..Config::default() };
+    let mut origin = Bench::new(config(), 1);
+    let given = |count: u8| (0..count).map(|number| (topic(), Bytes::from(vec![number; 100]))).collect();
+    let published = origin.engine.publish_all(at(1), given(70), false);
+    let ids = |deliveries: &[Delivery]| deliveries.iter().map(|it| it.id).collect::<Vec<_>>();
+    let expected: Vec<_> = published.iter().flatten().map(|it| it.id).collect();
+    assert_eq!((expected.len(), ids(&origin.delivered())), (70, expected.clone()));
+    let sent = origin.said().remove(0);
+    assert_eq!((sent.len(), groups(&sent)), (1, vec![70]));
+    let mut relay = Bench::new(config(), 2);
+    relay.hear(at(2), 0, &sent[0]);
+    let delivered = relay.delivered();
+    assert_eq!(ids(&delivered), expected);
+    assert!(delivered.windows(2).all(|two| two[0].seq < two[1].seq), "in order");
+    for (number, delivery) in delivered.iter().enumerate() {
+        let id = MessageId::of(delivery.origin, delivery.seq, &delivery.topic, &delivery.payload);
+        assert_eq!((id, &delivery.payload[..]), (delivery.id, &[number as u8; 100][..]));
+    }
+    relay.hear(at(2), 1, &sent[0]);
+    assert_eq!((relay.outcome(Outcome::Delivered), relay.outcome(Outcome::Duplicate)), (70, 70));
+    let passed_on = relay.said().remove(1);
+    assert_eq!(groups(&passed_on), [70]);
+    let mut last = Bench::new(config(), 1);
+    last.hear(at(3), 0, &passed_on[0]);
+    assert_eq!(ids(&last.delivered()), expected);
+    // Whoever comes later is told of one thing, and has all of it when he asks for it.
+    let kept: Vec<_> = last.engine.history(&topic()).map(|kept| (kept.id, kept.count)).collect();
+    assert_eq!(kept.len(), 1);
+    last.hear(at(4), 0, &Gossip::IWant { ids: vec![kept[0].0] });
+    assert_eq!(groups(&last.said().remove(0)), [70]);
+}
+
+#[test]
+fn a_history_counts_the_messages_of_bundles_and_keeps_the_last_one_whole() {
+    let mut config = Config { max_rps: 0, ..Config::default() };
+    config.history.count = 40;
+    let mut bench = Bench::new(config, 1);
+    for ms in 1..=9 {
+        let messages = (0..25).map(|number| (topic(), Bytes::from(vec![number]))).collect();
+        assert!(bench.engine.publish_all(at(ms), messages, false).iter().all(Result::is_ok));
+        let counts: Vec<_> = bench.engine.history(&topic()).map(|kept| kept.count).collect();
+        assert!(counts.iter().all(|count| *count <= 10), "a quarter of what is kept, at most: {counts:?}");
+        let kept: usize = counts.iter().sum();
+        assert!((25..=40).contains(&kept), "{counts:?}");
+    }
+    // Somebody who keeps more may send more at once.
+    let sixty = (10..70).map(|seq| (seq, &b"a"[..]));
+    bench.hear(at(10), 0, &enveloped_by_99(bundle::encode(sixty), 10));
+    assert_eq!(bench.engine.history(&topic()).map(|kept| kept.count).collect::<Vec<_>>(), [60]);
+}
+
+#[test]
+fn what_says_that_it_is_a_bundle_and_is_none_is_refused() {
+    let config = || Config { max_message_bytes: 100, max_rps: 0, ..Config::default() };
+    let refused = |payload: Bytes, offence| {
+        let mut bench = Bench::new(config(), 1);
+        bench.hear(at(10), 0, &enveloped_by_99(payload, 5));
+        assert_eq!((bench.delivered().len(), bench.outcome(Outcome::Invalid)), (0, 1));
+        let score = bench.engine.peers(at(10)).first().map_or(i64::MIN, |peer| peer.score);
+        assert!(score < 0, "{offence}: {score}");
+    };
+    let (two, one) = (
+        bundle::encode([(5, &b"a"[..]), (6, b"b")].into_iter()),
+        bundle::encode([(5, &b"a"[..])].into_iter()),
+    );
+    let mut bench = Bench::new(config(), 1);
+    bench.hear(at(10), 0, &enveloped_by_99(two.clone(), 5));
+    assert_eq!(bench.delivered().len(), 2);
+    refused(one, "a message alone");
+    refused(Bytes::new(), "nothing");
+    refused(two.slice(..two.len() - 1), "cut off");
+    refused([&two[..], b"\0"].concat().into(), "something after it");
+    let twice = [&two[..], &two[9..]].concat();
+    refused(twice.into(), "a sequence twice");
+    refused(bundle::encode([(5, &b"a"[..]), (6, &[0; 101])].into_iter()), "a message that is too large");
+    let many = (0..=bundle::MESSAGES_MAX as u64).map(|seq| (seq, &b""[..]));
+    refused(bundle::encode(many), "too many");
+    let large = (0..700).map(|seq| (seq, &[0; 100][..]));
+    refused(bundle::encode(large), "too many bytes");
+}
+
+/// Messages in what was said, those of bundles included.
+fn messages(said: &[Gossip]) -> usize {
+    let count = |it: &Gossip| match it {
+        Gossip::Message { envelope, payload, .. } if envelope.bundle => {
+            bundle::count(payload, FRAME_MAX as usize).expect("a bundle")
+        }
+        Gossip::Message { .. } => 1,
+        _ => 0,
+    };
+    said.iter().map(count).sum()
+}
+
+/// Whatever bytes, signed as a bundle.
+fn enveloped_by_99(payload: Bytes, seq: u64) -> Gossip {
+    let mut envelope = Envelope {
+        origin: node_id(99),
+        seq,
+        time: START + 10,
+        topic: topic(),
+        bundle: true,
+        signature: None,
+    };
+    envelope.sign(envelope.id(&payload), &key(99));
+    Gossip::Message { hops: 0, envelope, payload }
 }
 
 #[test]
@@ -273,17 +405,19 @@ fn whoever_comes_after_a_burst_is_told_of_all_that_is_kept_of_it() {
 
 #[test]
 fn of_several_publications_each_has_its_own_outcome_or_all_end_with_the_first_that_is_busy() {
-    let mut config = Config { announce_max: 0, max_rps: 0, max_message_bytes: 10, ..Config::default() };
+    let most = 17 << 10;
+    let mut config = Config { announce_max: 0, max_rps: 0, max_message_bytes: most, ..Config::default() };
     config.egress.frames = 8;
     let messages = |large: usize| {
-        let payload = |number: usize| Bytes::from(vec![0; if number == large { 11 } else { 1 }]);
+        // Too large for a bundle.
+        let payload = |number: usize| Bytes::from(vec![0; most + usize::from(number == large)]);
         (0..12).map(|number| (topic(), payload(number))).collect::<Vec<_>>()
     };
     let busy =
         |done: &[Result<_, PublishError>]| done.iter().filter(|it| **it == Err(PublishError::Busy)).count();
     let mut bench = Bench::new(config.clone(), 1);
     let done = bench.engine.publish_all(at(1), messages(2), false);
-    assert_eq!((done.len(), done[2]), (12, Err(PublishError::TooLarge(11))));
+    assert_eq!((done.len(), done[2]), (12, Err(PublishError::TooLarge(most + 1))));
     assert_eq!((done.iter().flatten().count(), busy(&done)), (7, 4));
     let mut bench = Bench::new(config, 1);
     let done = bench.engine.publish_all(at(1), messages(2), true);
@@ -413,7 +547,8 @@ fn a_forged_message_does_not_silence_the_true_one() {
 /// A message of the first peer itself, whose signature is good or somebody else's.
 fn by_1(seq: u64, good: bool) -> (Gossip, MessageId) {
     let (payload, time) = (Bytes::from(format!("payload {seq}")), START);
-    let mut envelope = Envelope { origin: node_id(1), seq, time, topic: topic(), signature: None };
+    let mut envelope =
+        Envelope { origin: node_id(1), seq, time, topic: topic(), bundle: false, signature: None };
     let id = envelope.id(&payload);
     envelope.sign(id, &key(if good { 1 } else { 98 }));
     (Gossip::Message { hops: 0, envelope, payload }, id)
@@ -464,7 +599,8 @@ fn an_origin_without_a_signature_is_not_believed_either() {
     let mut bench = Bench::new(Config::default(), 1);
     bench.engine.prove(bench.peers[0].0);
     let payload = Bytes::from_static(b"x");
-    let envelope = Envelope { origin: node_id(1), seq: 1, time: START, topic: topic(), signature: None };
+    let envelope =
+        Envelope { origin: node_id(1), seq: 1, time: START, topic: topic(), bundle: false, signature: None };
     bench.hear(at(1), 0, &Gossip::Message { hops: 0, envelope, payload });
     assert_eq!((bench.delivered().len(), bench.outcome(Outcome::Invalid)), (0, 1));
 }
@@ -480,6 +616,7 @@ fn more_origins_than_are_remembered_are_all_checked() {
                 seq: round,
                 time: START,
                 topic: topic(),
+                bundle: false,
                 signature: None,
             };
             let id = envelope.id(&payload);

@@ -4,6 +4,7 @@ use crate::document::{block, unhex};
 use bytes::Bytes;
 use ed25519_dalek::SigningKey;
 use oap::frame::{FRAME_MAX, Frame};
+use oap::gossip::bundle;
 use oap::gossip::message::{Envelope, MessageId, Topic};
 use oap::gossip::signature::Signature;
 use oap::gossip::wire::{Gossip, Window};
@@ -15,7 +16,8 @@ fn signed(payload: &'static [u8]) -> (Envelope, MessageId) {
     let key = SigningKey::from_bytes(&[7; 32]);
     let origin = NodeId(key.verifying_key().to_bytes());
     let topic = Topic::parse("ron.test/a-1").expect("a topic");
-    let mut envelope = Envelope { origin, seq: 5, time: 1_700_000_000_000, topic, signature: None };
+    let mut envelope =
+        Envelope { origin, seq: 5, time: 1_700_000_000_000, topic, bundle: false, signature: None };
     let id = envelope.id(payload);
     envelope.sign(id, &key);
     (envelope, id)
@@ -43,8 +45,18 @@ fn told(payload: &Bytes) -> String {
     let text = match &gossip {
         Gossip::Message { hops, envelope: it, payload } => {
             let id = it.id(payload);
+            let bundle = match (it.bundle, bundle::count(payload, FRAME_MAX as usize)) {
+                (false, _) => String::new(),
+                (true, None) => " bundle=bad".to_owned(),
+                (true, Some(_)) => {
+                    let messages = bundle::Messages::new(it.seq, payload.clone());
+                    let each = messages
+                        .map(|(seq, payload)| (seq, MessageId::of(it.origin, seq, &it.topic, &payload)));
+                    format!(" bundle={:?}", each.collect::<Vec<_>>())
+                }
+            };
             format!(
-                "MESSAGE hops={hops} {} {} id={id} payload={}",
+                "MESSAGE hops={hops} {} {} id={id} payload={}{bundle}",
                 envelope(it),
                 proof(it, id),
                 payload.len()
@@ -91,6 +103,19 @@ fn the_gossip_of_the_document_reads_as_it_says() {
     let made = frame(&Gossip::Message { hops: 0, envelope, payload: Bytes::from_static(b"hello") });
     let hex: String = made.payload.iter().map(|byte| format!("{byte:02x}")).collect();
     assert!(lines.contains(&hex.as_str()), "a message signed together: {hex}");
+    let (envelope, payload) = bundled();
+    let made = frame(&Gossip::Message { hops: 0, envelope, payload });
+    let hex: String = made.payload.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert!(lines.contains(&hex.as_str()), "a bundle: {hex} {}", told(&made.payload));
+}
+
+/// A bundle of three messages.
+fn bundled() -> (Envelope, Bytes) {
+    let (alone, _) = signed(b"");
+    let payload = bundle::encode([(5, &b"one"[..]), (6, b""), (9, b"three")].into_iter());
+    let mut envelope = Envelope { bundle: true, signature: None, ..alone };
+    envelope.sign(envelope.id(&payload), &SigningKey::from_bytes(&[7; 32]));
+    (envelope, payload)
 }
 
 /// The second of three messages that were signed together.
@@ -109,15 +134,17 @@ fn signed_together(payload: &'static [u8]) -> (Envelope, MessageId) {
 
 #[test]
 fn no_byte_of_a_signed_message_can_be_changed() {
-    for (envelope, id) in [signed(b"a payload"), signed_together(b"a payload")] {
-        check_every_bit(envelope, id);
+    let payload = Bytes::from_static(b"a payload");
+    for (envelope, _) in [signed(b"a payload"), signed_together(b"a payload")] {
+        check_every_bit(envelope, payload.clone());
     }
+    let (envelope, payload) = bundled();
+    check_every_bit(envelope, payload);
 }
 
-fn check_every_bit(envelope: Envelope, id: MessageId) {
-    assert!(envelope.is_signed(id));
-    let payload =
-        frame(&Gossip::Message { hops: 3, envelope, payload: Bytes::from_static(b"a payload") }).payload;
+fn check_every_bit(envelope: Envelope, payload: Bytes) {
+    assert!(envelope.is_signed(envelope.id(&payload)));
+    let payload = frame(&Gossip::Message { hops: 3, envelope, payload }).payload;
     // Kind and hops are each relay's own affair.
     for at in 2..payload.len() {
         for bit in 0..8 {
@@ -151,13 +178,13 @@ fn topics() -> impl Strategy<Value = Topic> {
 fn envelopes() -> impl Strategy<Value = Envelope> {
     let path = prop::collection::vec(any::<[u8; 32]>(), 0..=6);
     let signature = prop::option::of((prop::collection::vec(any::<u8>(), 64), any::<u8>(), path));
-    (any::<[u8; 32]>(), any::<u64>(), any::<u64>(), topics(), signature).prop_map(
-        |(origin, seq, time, topic, signature)| {
+    (any::<[u8; 32]>(), any::<u64>(), any::<u64>(), topics(), any::<bool>(), signature).prop_map(
+        |(origin, seq, time, topic, bundle, signature)| {
             let signature = signature.map(|(bytes, place, path)| {
                 let place = place & ((1_u8 << path.len()) - 1);
                 Signature { bytes: bytes.try_into().expect("64"), place, path }
             });
-            Envelope { origin: NodeId(origin), seq, time, topic, signature }
+            Envelope { origin: NodeId(origin), seq, time, topic, bundle, signature }
         },
     )
 }

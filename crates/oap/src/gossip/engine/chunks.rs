@@ -132,8 +132,16 @@ impl Engine {
             self.missing.set(id, Stage::Waiting, now.mono);
             return self.invalid(now, from, Offence::Invalid);
         }
+        let count = match self.count(&envelope, &payload) {
+            Ok(count) => count,
+            Err(offence) => {
+                // Signed as it is, it will be no better from anybody else.
+                self.missing.remove(id);
+                return self.invalid(now, from, offence);
+            }
+        };
         let hops = transfer.hops.saturating_add(1);
-        self.accept(now, from, Kept { id, envelope, payload, hops, checked: true });
+        self.accept(now, from, Kept { id, envelope, payload, hops, checked: true, count });
     }
 
     /// Asks for the next chunks, from the first that is missing on.

@@ -5,6 +5,7 @@
 
 use super::tree::NORMAL_MAX;
 use super::{Engine, First, Kept, Now, PublishError, Published};
+use crate::gossip::bundle::{self, Room, Units};
 use crate::gossip::signature::TOGETHER_MAX;
 use crate::gossip::wire::OVERHEAD;
 use std::time::Duration;
@@ -16,7 +17,7 @@ const BYTES_MAX: usize = 256 << 10;
 
 #[derive(Debug, Default)]
 pub(super) struct Gathered {
-    messages: Vec<Kept>,
+    units: Units,
     bytes: usize,
     /// Until when what comes waits.
     until: Option<Duration>,
@@ -25,11 +26,11 @@ pub(super) struct Gathered {
 impl Gathered {
     /// By when what waits is to be signed.
     pub(super) fn due(&self) -> Option<Duration> {
-        self.until.filter(|_| !self.messages.is_empty())
+        self.until.filter(|_| !self.units.is_empty())
     }
 
     pub(super) fn is_enough(&self) -> bool {
-        self.messages.len() >= TOGETHER_MAX || self.bytes >= BYTES_MAX
+        self.units.messages() >= TOGETHER_MAX || self.bytes >= BYTES_MAX
     }
 }
 
@@ -39,7 +40,7 @@ impl Engine {
         let recent = self.gathered.until.is_some_and(|until| now.mono < until);
         let sizes = made.iter().flatten().map(|kept| kept.payload.len());
         let small = sizes.clone().all(|size| size <= NORMAL_MAX) && sizes.sum::<usize>() <= BYTES_MAX;
-        let (count, announce_max) = (self.gathered.messages.len() + made.len(), self.config.announce_max);
+        let (count, announce_max) = (self.gathered.units.messages() + made.len(), self.config.announce_max);
         // Half of a queue, less what is kept for control, is more than what is gathered.
         let plenty =
             self.config.egress.frames >= 4 * TOGETHER_MAX && self.config.egress.bytes >= 4 * BYTES_MAX;
@@ -58,30 +59,29 @@ impl Engine {
         let topic = kept.envelope.topic.clone();
         self.touch(now, &topic);
         let eager = self.topics.get(&topic).map(|state| &state.eager);
-        let (id, before) = (kept.id, self.gathered.messages.len());
+        let (id, size, room) = (kept.id, kept.payload.len() + OVERHEAD, self.bundle_room());
+        self.gathered.bytes += size;
+        let before = self.gathered.units.add(kept, room);
         let mut queued = 0;
         for (id, peer) in &mut self.peers {
             let pushed = eager.is_some_and(|eager| eager.contains(id))
-                && kept.payload.len() + OVERHEAD <= peer.max_frame as usize
+                && size <= peer.max_frame as usize
                 && !peer.is_choked(now.mono)
                 && peer.push.has_more_than(before, now.mono);
             queued += usize::from(pushed);
         }
         let lazy = self.peers.len() - queued;
-        self.gathered.bytes += kept.payload.len() + OVERHEAD;
-        self.gathered.messages.push(kept);
         Published { id, queued, lazy, refused: 0 }
     }
 
     /// Signs what waits, and sends it out. To be called before a node ends; else [`Engine::tick`] does.
     pub fn sign_gathered(&mut self, now: Now) {
-        let mut messages = std::mem::take(&mut self.gathered.messages);
-        if messages.is_empty() {
+        let units = std::mem::take(&mut self.gathered.units);
+        if units.is_empty() {
             return;
         }
         self.gathered.bytes = 0;
-        self.sign(now, messages.iter_mut());
-        for kept in messages {
+        for kept in self.signed(now, units) {
             self.touch(now, &kept.envelope.topic);
             // It was accepted: whoever has no room for it after all can ask for it.
             let reach = self.relay(now, &kept, None, false);
@@ -90,17 +90,28 @@ impl Engine {
         }
     }
 
-    /// Signs messages together, if they are signed at all.
-    pub(super) fn sign<'a>(&mut self, now: Now, messages: impl Iterator<Item = &'a mut Kept>) {
-        if !self.config.signed {
-            return;
+    /// What may go into one bundle, so that every peer can have it pushed and everybody can keep it.
+    pub(super) fn bundle_room(&self) -> Room {
+        let history = self.config.history;
+        let frames = self.peers.values().map(|peer| peer.max_frame as usize).min();
+        let frame = frames.unwrap_or(usize::MAX).min(self.config.max_frame_bytes as usize);
+        Room {
+            messages: bundle::MESSAGES_MAX.min(history.count / 4),
+            bytes: bundle::BYTES_MAX.min(history.bytes / 4).min(frame.saturating_sub(OVERHEAD)),
         }
-        let mut messages: Vec<_> = messages.collect();
-        let leaves: Vec<_> = messages.iter().map(|kept| kept.envelope.leaf(kept.id)).collect();
-        for (kept, signature) in messages.iter_mut().zip(self.author.sign(&leaves)) {
-            kept.envelope.signature = Some(signature);
+    }
+
+    /// Makes bundles, and signs what is to be sent out together, if it is signed at all.
+    pub(super) fn signed(&mut self, now: Now, units: Units) -> Vec<Kept> {
+        let count = u32::try_from(units.messages()).unwrap_or(MANY).min(MANY);
+        let mut sealed = units.seal();
+        if self.config.signed {
+            let leaves: Vec<_> = sealed.iter().map(|kept| kept.envelope.leaf(kept.id)).collect();
+            for (kept, signature) in sealed.iter_mut().zip(self.author.sign(&leaves)) {
+                kept.envelope.signature = Some(signature);
+            }
+            self.gathered.until = Some(now.mono + self.config.gather * count / MANY);
         }
-        let count = u32::try_from(messages.len()).unwrap_or(MANY).min(MANY);
-        self.gathered.until = Some(now.mono + self.config.gather * count / MANY);
+        sealed
     }
 }

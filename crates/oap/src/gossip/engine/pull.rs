@@ -1,7 +1,6 @@
 //! Mending: what was announced and does not come is asked for.
 
 use super::{Engine, Now};
-use crate::gossip::PeerId;
 use crate::gossip::fair::Lane;
 use crate::gossip::history::Kept;
 use crate::gossip::ledger::{Cause, Queue};
@@ -9,6 +8,7 @@ use crate::gossip::message::{MessageId, Topic};
 use crate::gossip::missing::{Heard, Stage, Wanted};
 use crate::gossip::score::Offence;
 use crate::gossip::wire::{Gossip, OVERHEAD, flow};
+use crate::gossip::{PeerId, bundle};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ impl Engine {
             if self.seen.has(*id) || self.history.get(*id).is_some() {
                 continue;
             }
-            if *size as usize > self.config.max_message_bytes {
+            if *size as usize > self.config.max_message_bytes.max(bundle::BYTES_MAX) {
                 return self.invalid(now, from, Offence::Oversized);
             }
             let wait = if history { Duration::ZERO } else { self.patience(topic, from) };

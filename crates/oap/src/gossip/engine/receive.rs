@@ -1,7 +1,6 @@
 //! What a peer says.
 
 use super::{Engine, Now};
-use crate::gossip::PeerId;
 use crate::gossip::engine::Action;
 use crate::gossip::fair::Lane;
 use crate::gossip::history::{Kept, millis};
@@ -11,6 +10,7 @@ use crate::gossip::missing::Stage;
 use crate::gossip::score::Offence;
 use crate::gossip::seen::{First, Known};
 use crate::gossip::wire::Gossip;
+use crate::gossip::{PeerId, bundle};
 use bytes::Bytes;
 
 impl Engine {
@@ -70,9 +70,10 @@ impl Engine {
             self.actions.push_back(Action::Refuse(from, corr));
             return self.offend(now, from, Offence::Excessive);
         }
-        if payload.len() > self.config.max_message_bytes {
-            return self.invalid(now, from, Offence::Oversized);
-        }
+        let count = match self.count(&envelope, &payload) {
+            Ok(count) => count,
+            Err(offence) => return self.invalid(now, from, offence),
+        };
         if hops >= self.config.hop_limit && !asked {
             return self.invalid(now, from, Offence::Invalid);
         }
@@ -90,11 +91,20 @@ impl Engine {
                     return self.invalid(now, from, Offence::Unsigned);
                 }
                 let hops = hops.saturating_add(1);
-                self.accept(now, from, Kept { id, envelope, payload, hops, checked });
+                self.accept(now, from, Kept { id, envelope, payload, hops, checked, count });
             }
             Known::Forgotten => self.expired(now, from, asked),
-            Known::Seen(first) => self.duplicate(now, from, &envelope, first),
+            Known::Seen(first) => self.duplicate(now, from, &envelope, first, count),
         }
+    }
+
+    /// How many messages a payload is, each within bounds.
+    pub(super) fn count(&self, envelope: &Envelope, payload: &[u8]) -> Result<usize, Offence> {
+        let max = self.config.max_message_bytes;
+        if payload.len() > if envelope.bundle { bundle::BYTES_MAX } else { max } {
+            return Err(Offence::Oversized);
+        }
+        if envelope.bundle { bundle::count(payload, max).ok_or(Offence::Invalid) } else { Ok(1) }
     }
 
     /// Whether a signed message comes from its origin itself, which the transport has proved, and is pushed to nobody
@@ -147,8 +157,8 @@ impl Engine {
         self.keep(kept, First { from: Some(from), asked });
     }
 
-    fn duplicate(&mut self, now: Now, from: PeerId, envelope: &Envelope, first: First) {
-        self.ledger.note(Outcome::Duplicate);
+    fn duplicate(&mut self, now: Now, from: PeerId, envelope: &Envelope, first: First, count: usize) {
+        self.ledger.note_all(Outcome::Duplicate, count);
         if first.asked {
             return;
         }

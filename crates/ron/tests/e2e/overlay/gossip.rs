@@ -60,6 +60,11 @@ fn several_messages_in_one_request_are_published_in_order() {
     let mut sorted = lines;
     sorted.sort();
     assert_eq!(follower.payloads(130), sorted);
+    // As bundles, which are few frames.
+    b.eventually("all of them are counted", |b| {
+        b.metric("gossip_messages_total{result=\"delivered\"}") == 130.0
+    });
+    assert!(a.metric("gossip_frames_total{dir=\"tx\"}") < 20.0);
     let token = std::fs::read_to_string(a.dir.path().join("admin.token")).unwrap();
     let fields =
         [("Authorization", &*format!("Bearer {}", token.trim())), ("Content-Type", "application/x-ndjson")];

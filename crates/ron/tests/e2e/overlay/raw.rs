@@ -111,7 +111,8 @@ impl Raw {
         self.seq += 1;
         let origin = NodeId(self.key.verifying_key().to_bytes());
         let topic = Topic::parse(topic).unwrap();
-        let mut envelope = Envelope { origin, seq: self.seq, time: unix_ms(), topic, signature: None };
+        let mut envelope =
+            Envelope { origin, seq: self.seq, time: unix_ms(), topic, bundle: false, signature: None };
         let id = envelope.id(payload);
         envelope.sign(id, &self.key);
         let gossip = Gossip::Message { hops: 0, envelope, payload: payload.to_vec().into() };
