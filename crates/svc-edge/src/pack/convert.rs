@@ -63,7 +63,8 @@ pub fn to_pmtiles<S: Read + Write + Seek>(
     let compression = compression(set.kind);
     let mut writer =
         Writer::new(Layout { kind: set.kind, compression, internal: Compression::Gzip }, contents, records);
-    let (ids, skipped) = pack.ids()?;
+    let (mut ids, skipped) = pack.ids()?;
+    ids.dedup();
     let (mut converted, total) = (Converted { tiles: 0, skipped }, ids.len() as u64);
     for (done, id) in (1..).zip(ids) {
         let Some(coord) = TileCoord::of_id(id) else { continue };

@@ -75,6 +75,8 @@ pub enum Fault {
     Budget,
     #[error("a tile's row does not name a tile, or its data is no blob")]
     Row,
+    #[error("a tile has more than one row")]
+    Rows,
     #[error("a part of the pack cannot be read")]
     Unreadable,
     #[error("it has more entries than can be checked")]

@@ -123,7 +123,8 @@ impl MbTiles {
         Ok(bytes.map(|bytes| Tile { compression: Compression::of_bytes(&bytes), bytes: bytes.into() }))
     }
 
-    /// The ids of all tiles, ascending, eight bytes each; and how many rows do not name a tile.
+    /// The ids of all tiles, ascending, eight bytes each, one for each row: without a unique index a tile may have
+    /// several. And how many rows do not name a tile.
     pub fn ids(&self) -> Result<(Vec<u64>, u64), PackError> {
         self.with(|reader| reader.ids(self.relation))
     }
@@ -207,8 +208,6 @@ impl Reader {
             }
         }
         ids.sort_unstable();
-        // Without a unique index a tile may have two rows.
-        ids.dedup();
         Ok((ids, strange))
     }
 

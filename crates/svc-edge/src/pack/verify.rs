@@ -131,11 +131,16 @@ fn check_mbtiles(pack: &MbTiles, report: &mut Report, watch: Watch<'_>) -> Contr
         report.note(fault(&error), None)?;
     }
     check_layers(pack.tile_set(), report)?;
-    let (ids, strange) = match pack.ids() {
+    let (mut ids, strange) = match pack.ids() {
         Ok(found) => found,
         Err(error) => return report.note(fault(&error), None),
     };
     (0..strange).try_for_each(|_| report.note(Fault::Row, None))?;
+    // Which of them is served, nobody knows.
+    for rows in ids.chunk_by(|one, next| one == next).filter(|rows| rows.len() > 1) {
+        report.note(Fault::Rows, TileCoord::of_id(rows[0]))?;
+    }
+    ids.dedup();
     let total = ids.len() as u64;
     report.tiles = total;
     // Each look-up goes through the whole table then.

@@ -210,6 +210,7 @@ fn a_file_without_an_index_or_with_strange_rows_is_told_of() {
         (Fault::Row, None),
         (Fault::Row, None),
         (Fault::Row, None),
+        (Fault::Rows, Some(coord(1, 1, 1))),
         (Fault::Row, Some(coord(1, 0, 0))),
         (Fault::Content, Some(coord(1, 1, 0))),
     ];
@@ -220,6 +221,23 @@ fn a_file_without_an_index_or_with_strange_rows_is_told_of() {
     let pack = opened(&made(&dir, &format!("{flat};{ROWS}{many}"))).unwrap();
     let report = verify_mbtiles(&pack, &mut |_| ControlFlow::Continue(()));
     assert_eq!((report.findings[0].fault, report.found), (Fault::Budget, 1), "and many are not looked for");
+}
+
+#[test]
+fn a_tile_that_is_there_twice_is_named_once() {
+    let dir = TempDir::new().unwrap();
+    let flat = FLAT.split(';').next().unwrap();
+    let pack = opened(&made(&dir, &format!("{flat};{ROWS}{ROWS}{ROWS}"))).unwrap();
+    let report = verify_mbtiles(&pack, &mut |_| ControlFlow::Continue(()));
+    let found: Vec<_> = report.findings.iter().map(|finding| (finding.fault, finding.tile)).collect();
+    let twice = |z, x, y| (Fault::Rows, Some(coord(z, x, y)));
+    assert_eq!(found, [twice(0, 0, 0), twice(1, 0, 1), twice(1, 1, 1)]);
+    assert_eq!((report.tiles, report.contents), (3, 3), "and counted once");
+    // In the other schema it takes two images of one name, also where the map has a unique index.
+    let sql = format!("{MAP} DROP INDEX images_id; INSERT INTO images VALUES ('b', x'89504e470d0a1a0a02');");
+    let report = verify_mbtiles(&opened(&made(&dir, &sql)).unwrap(), &mut |_| ControlFlow::Continue(()));
+    let found: Vec<_> = report.findings.iter().map(|finding| (finding.fault, finding.tile)).collect();
+    assert_eq!((found, report.tiles), (vec![twice(1, 0, 1)], 3));
 }
 
 #[test]
