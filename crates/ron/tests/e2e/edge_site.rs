@@ -682,6 +682,35 @@ fn what_says_when_it_was_modified_is_reused_for_a_while_if_that_is_allowed() {
 }
 
 #[test]
+fn an_age_that_is_unclear_is_not_believed_where_caution_is_asked_for() {
+    let site = Site::start(|path| {
+        let age = match path {
+            "/list" => "Age: 0, 0\r\n",
+            "/lines" => "Age: 0\r\nAge: 0\r\n",
+            "/float" => "Age: 0.5\r\n",
+            "/plain" => "Age: 5\r\n",
+            _ => "",
+        };
+        ok(&format!("Cache-Control: max-age=600\r\nETag: \"1\"\r\n{age}"), b"of some age")
+    });
+    let paths = ["/list", "/lines", "/float", "/plain", "/none"];
+    let asked = |times: usize| {
+        for _ in 0..times {
+            paths.iter().for_each(|path| assert_eq!(site.get(path).text(), "of some age", "{path}"));
+        }
+        paths.map(|path| site.origin.count(path))
+    };
+    assert_eq!(asked(2), [1; 5]);
+    // What is stored obeys too, and again when nobody is cautious any more.
+    for (option, expected) in [("cautious_age = true\n", [3, 3, 3, 1, 1]), ("", [3, 3, 3, 1, 1])] {
+        site.edge.node.write_config(&config("", &format!("{}{option}", table(&site.origin))));
+        assert_eq!(site.edge.node.admin_post("/admin/reload", "").status, 200);
+        assert_eq!(asked(2), expected, "{option}");
+    }
+    assert!(site.status("/list").starts_with("ron-edge; hit; ttl="));
+}
+
+#[test]
 fn a_changed_protocol_goes_through_a_site() {
     let site = Site::start(|path| match path {
         "/socket" => Script::Upgrade,

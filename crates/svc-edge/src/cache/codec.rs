@@ -9,6 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 const VERSION: u8 = 1;
 const INVALID: u64 = 1;
 const PARTS: u64 = 2;
+const UNCLEAR_AGE: u64 = 4;
 
 /// Bytes that are no stored head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -23,8 +24,9 @@ pub enum DecodeError {
 impl StoredHead {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
-        let invalid = if self.is_invalid() { INVALID } else { 0 };
-        let flags = invalid | if matches!(self.body(), Body::Parts(_)) { PARTS } else { 0 };
+        let in_parts = matches!(self.body(), Body::Parts(_));
+        let flags = [(self.is_invalid(), INVALID), (in_parts, PARTS), (self.unclear_age, UNCLEAR_AGE)];
+        let flags = flags.iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum();
         let fixed = [u64::from(self.status().as_u16()), flags, self.received().0, self.initial_age_ms()];
         fixed.iter().for_each(|number| push_number(&mut out, *number));
         match self.body() {
@@ -86,7 +88,7 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn head(mut self) -> Option<StoredHead> {
         let status = StatusCode::from_u16(u16::try_from(self.number()?).ok()?).ok()?;
-        let flags = self.number().filter(|flags| *flags <= INVALID | PARTS)?;
+        let flags = self.number().filter(|flags| *flags <= INVALID | PARTS | UNCLEAR_AGE)?;
         let (received, initial_age_ms) = (UnixMillis(self.number()?), self.number()?);
         let body = if flags & PARTS == 0 { Body::Whole { len: self.number()? } } else { self.parts()? };
         let mut fields = Vec::new();
@@ -111,6 +113,7 @@ impl<'a> Reader<'a> {
         if flags & INVALID != 0 {
             head.invalidate();
         }
+        head.unclear_age = flags & UNCLEAR_AGE != 0;
         Some(head)
     }
 

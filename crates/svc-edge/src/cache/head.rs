@@ -2,7 +2,7 @@
 
 use super::date::{self, UnixMillis};
 use super::directives::{Expires, ResponseRules, Scope};
-use super::list::{delta_seconds, members_or_empty};
+use super::list::{delta_seconds, members_or_empty, trim};
 use super::range::Parts;
 use super::validators::Validators;
 use super::vary::Selecting;
@@ -24,6 +24,8 @@ pub struct Policy {
     pub heuristic: Option<Heuristic>,
     /// Whether clients' `Cache-Control` and `Pragma` are heeded; they may be ignored (RFC 9111 section 5.2.1).
     pub client_directives: bool,
+    /// Whether an unclear age makes a response stale, where RFC 9111 section 5.1 has what cannot be read ignored.
+    pub cautious_age: bool,
 }
 
 /// So much of the time since the last modification, but no longer than a limit.
@@ -35,7 +37,13 @@ pub struct Heuristic {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { ttl: None, negative_ttl: Duration::from_secs(10), heuristic: None, client_directives: true }
+        Self {
+            ttl: None,
+            negative_ttl: Duration::from_secs(10),
+            heuristic: None,
+            client_directives: true,
+            cautious_age: false,
+        }
     }
 }
 
@@ -63,6 +71,8 @@ pub struct StoredHead {
     selecting: Selecting,
     received: UnixMillis,
     initial_age_ms: u64,
+    /// Its `Age` was not one plain number. Kept, so that whether this matters can be decided later.
+    pub(super) unclear_age: bool,
     /// Must not be used before the origin has confirmed it.
     invalid: bool,
     pub(super) body: Body,
@@ -104,7 +114,7 @@ impl StoredHead {
         exchange: Exchange,
         body: Body,
     ) -> Self {
-        let initial_age_ms = initial_age_ms(&headers, exchange);
+        let (initial_age_ms, unclear_age) = (initial_age_ms(&headers, exchange), has_unclear_age(&headers));
         let rules = ResponseRules::of(&headers, exchange.received);
         clean(&mut headers);
         for name in rules.no_cache.fields().iter().chain(rules.private.fields()) {
@@ -115,7 +125,8 @@ impl StoredHead {
             let date = date::format(exchange.received.secs());
             headers.insert(DATE, HeaderValue::try_from(date).expect("a date is made of visible characters"));
         }
-        Self::restore(status, headers, selecting, exchange.received, initial_age_ms, body)
+        let head = Self::restore(status, headers, selecting, exchange.received, initial_age_ms, body);
+        Self { unclear_age, ..head }
     }
 
     /// Puts one together from what was kept.
@@ -129,7 +140,8 @@ impl StoredHead {
     ) -> Self {
         let rules = ResponseRules::of(&headers, received);
         let date = date_of(&headers, received).unwrap_or(received.secs());
-        Self { status, headers, selecting, received, initial_age_ms, invalid: false, body, rules, date }
+        let (unclear_age, invalid) = (false, false);
+        Self { status, headers, selecting, received, initial_age_ms, unclear_age, invalid, body, rules, date }
     }
 
     pub fn status(&self) -> StatusCode {
@@ -203,7 +215,15 @@ impl StoredHead {
         Freshness { age_ms, lifetime_ms: self.lifetime_ms(policy) }
     }
 
+    /// Whether nobody can say for how long it has been stale, if it is.
+    pub(super) fn is_of_unknown_age(&self, policy: &Policy) -> bool {
+        policy.cautious_age && self.unclear_age
+    }
+
     pub(super) fn lifetime_ms(&self, policy: &Policy) -> u64 {
+        if self.is_of_unknown_age(policy) {
+            return 0;
+        }
         let stated = self.rules.s_maxage.or(self.rules.max_age).map(|secs| secs.saturating_mul(1000));
         stated.unwrap_or_else(|| match self.rules.expires {
             Some(Expires::At(at)) => secs_to_ms(at.saturating_sub(self.date)),
@@ -263,6 +283,13 @@ fn initial_age_ms(headers: &HeaderMap, exchange: Exchange) -> u64 {
 pub fn age_of(headers: &HeaderMap) -> Option<u64> {
     let first = members_or_empty(headers.get(AGE)?.as_bytes()).next()?;
     delta_seconds(first.split(|byte| *byte == b';').next()?.trim_ascii_end())
+}
+
+/// Whether there is an `Age` that is anything but one number.
+fn has_unclear_age(headers: &HeaderMap) -> bool {
+    let mut lines = headers.get_all(AGE).iter();
+    let first = lines.next();
+    first.is_some_and(|line| delta_seconds(trim(line.as_bytes())).is_none()) || lines.next().is_some()
 }
 
 /// Takes out what no cache keeps (RFC 9111 section 3.1), and what is worked out anew for each answer.

@@ -146,7 +146,8 @@ fn weigh(
     if freshness.is_fresh() && !must_ask && !asked {
         return use_now(false);
     }
-    let may_be_stale = !must_ask && !asked && !head.rules().forbids_stale();
+    let may_be_stale =
+        !must_ask && !asked && !head.rules().forbids_stale() && !head.is_of_unknown_age(policy);
     let within = |secs: u64| freshness.staleness_ms() < secs.saturating_mul(1000);
     if may_be_stale && accepted {
         return use_now(false);

@@ -145,8 +145,8 @@ pub fn freshen(
     for (name, value) in &update {
         headers.append(name, value.clone());
     }
-    if let Some(age) = response.get(AGE) {
-        headers.insert(AGE, age.clone());
+    for age in response.get_all(AGE) {
+        headers.append(AGE, age.clone());
     }
     let selecting = Selecting::of(&headers, request);
     let kept = selecting.clone().unwrap_or_else(|| head.selecting().clone());

@@ -102,7 +102,8 @@ impl Origins {
         for it in &settings.sites {
             let heuristic = Some(Heuristic { percent: HEURISTIC_PERCENT, max: it.heuristic_max.0 });
             let heuristic = heuristic.filter(|it| !it.max.is_zero());
-            let policy = Policy { negative_ttl, heuristic, ..Policy::default() };
+            let policy =
+                Policy { negative_ttl, heuristic, cautious_age: it.cautious_age, ..Policy::default() };
             let rules = Rules {
                 url: &it.origin,
                 allow_http: it.allow_http,

@@ -108,6 +108,36 @@ proptest! {
         prop_assert_eq!(found, state);
     }
 
+    /// Caution changes nothing about an age that is a number, and lets nothing be reused with one that is not.
+    #[test]
+    fn caution_is_about_unclear_ages_alone(
+        said in said(), secs in 0u64..120, age in "[0-9x,.; -]{0,6}", lines in 1usize..3,
+        wish in prop::sample::select(vec!["", "Cache-Control: max-stale", "Cache-Control: max-age=9, max-stale=9"]),
+    ) {
+        let cautious = Policy { cautious_age: true, ..Policy::default() };
+        let request = fields(wish);
+        let decided = |head: &StoredHead, policy: &Policy| {
+            decide((&Method::GET, &request), &[head], policy, after(secs))
+        };
+        let head = said.head();
+        prop_assert_eq!(decided(&head, &cautious), decided(&head, &Policy::default()));
+        let mut response = said.fields();
+        response.remove("age");
+        for _ in 0..lines {
+            response.append("age", HeaderValue::from_str(&age).unwrap());
+        }
+        let exchange = (StatusCode::OK, &response);
+        let pending = judge((&Method::GET, &HeaderMap::new()), exchange, AT_ONCE, &cautious);
+        let head = pending.expect("a validator makes it worth storing").complete(10).unwrap();
+        let plain = lines == 1 && age.trim().parse::<u32>().is_ok();
+        if plain {
+            prop_assert_eq!(decided(&head, &cautious), decided(&head, &Policy::default()));
+        } else {
+            prop_assert!(matches!(decided(&head, &cautious), Verdict::Forward(_)));
+        }
+        prop_assert_eq!(StoredHead::decode(&head.encode()), Ok(head));
+    }
+
     /// Whatever the clocks say, an age grows with time and never passes below what was stated.
     #[test]
     fn an_age_never_shrinks_below_what_was_stated(

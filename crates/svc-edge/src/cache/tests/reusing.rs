@@ -109,6 +109,51 @@ fn a_client_may_ask_for_more_or_be_content_with_less() {
 }
 
 #[test]
+fn an_unclear_age_makes_a_response_stale_if_that_is_asked_for() {
+    let cautious = Policy { cautious_age: true, ..Policy::default() };
+    let asked = |age: &str, rules: &str, wishes: &str| {
+        let head = stored(&format!("Cache-Control: max-age=60{rules}\nETag: \"a\"\n{age}"));
+        assert_eq!(outcome("", &head, 5), "h", "{age}: as the RFC has it");
+        match decide((&Method::GET, &fields(wishes)), &[&head], &cautious, after(5)) {
+            Verdict::Forward(forward) => {
+                assert_eq!((forward.reason, forward.validate), (Reason::Stale, Some(0)), "{age}");
+                Some(forward.on_error.is_some())
+            }
+            _ => None,
+        }
+    };
+    for age in ["", "Age: 0", "Age: 7", "Age: 007", "Age:  7 "] {
+        assert_eq!(asked(age, "", ""), None, "{age}");
+    }
+    let unclear = [
+        "Age: 0, 0",
+        "Age: 0\nAge: 0",
+        "Age: 7\nAge: x",
+        "Age:",
+        "Age: x",
+        "Age: -7",
+        "Age: 7.0",
+        "Age: 7;x=1",
+        "Age: 7,",
+    ];
+    for age in unclear {
+        assert_eq!(asked(age, "", ""), Some(false), "{age}");
+        // Nobody knows how stale it is; but it is better than an error, to those who say so.
+        assert_eq!(asked(age, ", stale-while-revalidate=600", ""), Some(false), "{age}");
+        assert_eq!(asked(age, ", immutable", "Cache-Control: max-stale"), Some(false), "{age}");
+        assert_eq!(asked(age, ", stale-if-error=600", ""), Some(true), "{age}");
+    }
+    let worthless = judged("", 200, "Cache-Control: max-age=60\nAge: x", &cautious);
+    assert_eq!(worthless, Err(NotStored::Freshness), "without a validator it could never be used");
+    // What confirms it says how old it is now.
+    let head = stored("Cache-Control: max-age=60\nETag: \"a\"\nAge: x");
+    for (confirmed, fresh) in [("", true), ("Age: 3", true), ("Age: 3\nAge: 3", false), ("Age: x", false)] {
+        let head = freshen(&head, &HeaderMap::new(), &fields(confirmed), AT_ONCE).head;
+        assert_eq!(head.freshness(&cautious, after(5)).is_fresh(), fresh, "{confirmed}");
+    }
+}
+
+#[test]
 fn without_anything_that_fits_the_origin_is_asked() {
     let head = stored_for("A: 1", "Cache-Control: max-age=60\nVary: A");
     assert_eq!(outcome("A: 1", &head, 0), "h");
