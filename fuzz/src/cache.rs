@@ -167,13 +167,20 @@ pub(crate) fn exchange(data: &[u8]) {
         let heads = paragraphs(data);
         let part = |at: usize| fields(heads.get(at).copied().unwrap_or_default());
         let (request, response, update) = (part(0), part(1), part(2));
-        for status in [StatusCode::OK, StatusCode::PARTIAL_CONTENT, StatusCode::NOT_FOUND] {
-            let policy = Policy::default();
-            let Ok(pending) = judge((&Method::GET, &request), (status, &response), EXCHANGE, &policy) else {
+        let plain = Policy::default();
+        let other = Policy { cautious_age: true, accept_changed_tag: true, ..Policy::default() };
+        for (status, policy) in [
+            (StatusCode::OK, &plain),
+            (StatusCode::OK, &other),
+            (StatusCode::PARTIAL_CONTENT, &plain),
+            (StatusCode::PARTIAL_CONTENT, &other),
+            (StatusCode::NOT_FOUND, &plain),
+        ] {
+            let Ok(pending) = judge((&Method::GET, &request), (status, &response), EXCHANGE, policy) else {
                 continue;
             };
             for head in [pending.clone().complete(5), pending.incomplete(5)].into_iter().flatten() {
-                check(&request, &update, &head, &policy);
+                check(&request, &update, &head, policy);
             }
         }
     });
@@ -213,7 +220,7 @@ fn check(request: &HeaderMap, update: &HeaderMap, head: &StoredHead, policy: &Po
             None => make_conditional(&mut sent, head),
         }
         let on = (forward.validate, forward.on_error);
-        validated((StatusCode::NOT_MODIFIED, update), &sent, &[head], on, NOW);
+        validated((StatusCode::NOT_MODIFIED, update), &sent, &[head], on, policy, NOW);
     }
     let conditional = |name: &HeaderName| name.as_str().starts_with("if-");
     if !head.selecting().fields().iter().any(|(name, _)| conditional(name)) {

@@ -711,6 +711,30 @@ fn an_age_that_is_unclear_is_not_believed_where_caution_is_asked_for() {
 }
 
 #[test]
+fn a_304_with_another_tag_confirms_where_that_is_accepted() {
+    /// Confirms by the name that the content has without its coding.
+    fn say(head: &str) -> Script {
+        let rule = "Cache-Control: max-age=0\r\n";
+        match field(head, "if-none-match") {
+            "" => ok(&format!("{rule}ETag: \"1-gzip\"\r\n"), b"the same"),
+            _ => Script::Answer(format!("304 Not Modified\r\n{rule}ETag: \"1\"\r\n"), Vec::new()),
+        }
+    }
+    let origin = Origin::start(|_| Script::ByHead(say));
+    for (option, requests) in [("", 5), ("accept_changed_tag = true\n", 3)] {
+        let before = origin.count("/x");
+        let tables = format!("[edge.ingress]\ntimeout = \"30s\"\n{}{option}", table(&origin));
+        let edge = Edge::of(Node::start(&["edge"], &config("", &tables)));
+        for _ in 0..3 {
+            let answer = edge.get("/x", &[]);
+            assert_eq!((answer.text().as_str(), answer.header("etag")), ("the same", Some("\"1-gzip\"")));
+        }
+        assert_eq!(origin.count("/x") - before, requests, "{option}");
+    }
+    assert_eq!(field(&origin.last(), "if-none-match"), "\"1-gzip\"", "the tag with which it came");
+}
+
+#[test]
 fn a_changed_protocol_goes_through_a_site() {
     let site = Site::start(|path| match path {
         "/socket" => Script::Upgrade,

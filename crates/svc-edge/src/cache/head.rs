@@ -26,6 +26,8 @@ pub struct Policy {
     pub client_directives: bool,
     /// Whether an unclear age makes a response stale, where RFC 9111 section 5.1 has what cannot be read ignored.
     pub cautious_age: bool,
+    /// Whether a 304 is believed whatever its tag, which RFC 9111 section 4.3.4 forbids.
+    pub accept_changed_tag: bool,
 }
 
 /// So much of the time since the last modification, but no longer than a limit.
@@ -43,6 +45,7 @@ impl Default for Policy {
             heuristic: None,
             client_directives: true,
             cautious_age: false,
+            accept_changed_tag: false,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Asking the origin about what is stored (RFC 9111 section 4.3), and what its answer changes.
 
 use super::date::UnixMillis;
-use super::head::{Body, Exchange, StoredHead, clean};
+use super::head::{Body, Exchange, Policy, StoredHead, clean};
 use super::invalidate::purge_keys;
 use super::range::{Change, ContentRange, Parts, number};
 use super::store::{body_of, permits};
@@ -70,17 +70,22 @@ pub enum Validated {
 }
 
 /// Reads the answer to a request for which `sent` had [`make_conditional`] applied. `stored` is what there is
-/// for the URI, `validate` and `on_error` are the verdict's.
+/// for the URI, `validate` and `on_error` are the verdict's, `policy` is that of the origin.
 pub fn validated(
     (status, response): (StatusCode, &HeaderMap),
     sent: &HeaderMap,
     stored: &[&StoredHead],
     (validate, on_error): (Option<usize>, Option<usize>),
+    policy: &Policy,
     now: UnixMillis,
 ) -> Validated {
     if status == StatusCode::NOT_MODIFIED {
         let Some(asked) = validate else { return Validated::Answer };
-        let found = confirmed(response, sent, stored, asked, now);
+        let mut found = confirmed(response, sent, stored, asked, now);
+        let accepted = policy.accept_changed_tag && changes_tag(response, stored[asked], now);
+        if accepted && found.is_empty() {
+            found.push(asked);
+        }
         return if found.is_empty() { Validated::Unrelated } else { Validated::Confirmed(found) };
     }
     match on_error {
@@ -114,6 +119,12 @@ fn confirmed(
     weak.into_iter().max_by_key(|at| (stored[*at].date(), stored[*at].received())).into_iter().collect()
 }
 
+/// Whether a newer head has another tag than a stored response, and not just a weak edition of the same.
+fn changes_tag(response: &HeaderMap, head: &StoredHead, now: UnixMillis) -> bool {
+    let tags = (Validators::of(response, now).etag, head.validators().etag);
+    matches!(tags, (Some(new), Some(kept)) if new != kept && !(new.weak && new.matches_weakly(&kept)))
+}
+
 /// A stored response with the fields of a newer head (section 3.2).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Freshened {
@@ -135,6 +146,10 @@ pub fn freshen(
     // The stored bytes are in the coding in which they came, as many as they were, and have the hash they had.
     for name in [CONTENT_ENCODING, CONTENT_RANGE, CONTENT_MD5] {
         update.remove(name);
+    }
+    // And the tag with which they came: another one may be that of other bytes.
+    if changes_tag(response, head, exchange.received) {
+        update.remove(ETAG);
     }
     let mut headers = head.headers().clone();
     // Age and date are the new one's, also where it does not state them.

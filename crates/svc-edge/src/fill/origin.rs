@@ -102,8 +102,13 @@ impl Origins {
         for it in &settings.sites {
             let heuristic = Some(Heuristic { percent: HEURISTIC_PERCENT, max: it.heuristic_max.0 });
             let heuristic = heuristic.filter(|it| !it.max.is_zero());
-            let policy =
-                Policy { negative_ttl, heuristic, cautious_age: it.cautious_age, ..Policy::default() };
+            let policy = Policy {
+                negative_ttl,
+                heuristic,
+                cautious_age: it.cautious_age,
+                accept_changed_tag: it.accept_changed_tag,
+                ..Policy::default()
+            };
             let rules = Rules {
                 url: &it.origin,
                 allow_http: it.allow_http,

@@ -157,9 +157,9 @@ impl Fill {
             let mut asked = work.origin.ask(&ask, &Fill::patience(snapshot, until), &self.counters).await?;
             let fields = std::mem::replace(&mut asked.answer.fields, Fields::Map(HeaderMap::new()));
             let (status, headers) = (asked.answer.status, fields.into_map());
-            let now = UnixMillis(unix_millis());
-            let answer = (status, &headers);
-            match validated(answer, &work.client, &heads, (validate, work.forward.on_error), now) {
+            let (answer, now) = ((status, &headers), UnixMillis(unix_millis()));
+            let (on, policy) = ((validate, work.forward.on_error), &work.origin.policy);
+            match validated(answer, &work.client, &heads, on, policy, now) {
                 Validated::Confirmed(confirmed) => {
                     let main = validate.filter(|at| confirmed.contains(at)).or(confirmed.first().copied());
                     let mut answer = None;
@@ -189,7 +189,7 @@ impl Fill {
                 }
                 Validated::Answer => {
                     let request = (&Method::GET, &work.client);
-                    let judged = judge(request, answer, asked.exchange, &work.origin.policy);
+                    let judged = judge(request, answer, asked.exchange, policy);
                     let cap = snapshot.settings.fill.max_object_bytes.0;
                     let too_large =
                         length_of(&asked).is_some_and(|len| len > cap || self.cas.can_hold(len).is_err());

@@ -67,10 +67,17 @@ fn a_304_confirms_what_it_is_about() {
     let weak = stored(&format!("{hour}\nETag: W/\"w\""));
     let dated = stored(&format!("{hour}\nLast-Modified: {DAY_BEFORE}"));
     let request = fields("L: 1\nM: 1\nN: 1\nIf-None-Match: \"a\"");
+    let plain = Policy::default();
     let check = |response: &str, stored: &[&StoredHead], expected: &[usize]| {
         let response = fields(response);
-        let found =
-            validated((StatusCode::NOT_MODIFIED, &response), &request, stored, (Some(0), None), RECEIVED);
+        let found = validated(
+            (StatusCode::NOT_MODIFIED, &response),
+            &request,
+            stored,
+            (Some(0), None),
+            &plain,
+            RECEIVED,
+        );
         let none = expected.is_empty();
         let expected = if none { Validated::Unrelated } else { Validated::Confirmed(expected.to_vec()) };
         assert_eq!(found, expected, "{response:?}");
@@ -94,14 +101,53 @@ fn a_304_confirms_what_it_is_about() {
     check("", &[&a1, &b], &[0]);
 }
 
+#[test]
+fn a_304_with_another_tag_is_about_what_was_asked_if_that_is_accepted() {
+    let hour = "Cache-Control: max-age=3600";
+    let a = stored(&format!("{hour}\nETag: \"a\""));
+    let b = stored(&format!("{hour}\nETag: \"b\""));
+    let weak = stored(&format!("{hour}\nETag: W/\"w\""));
+    let dated = stored(&format!("{hour}\nLast-Modified: {DAY_BEFORE}"));
+    let part = parts(&format!("{hour}\nETag: \"a\""), 0, 4);
+    let lenient = Policy { accept_changed_tag: true, ..Policy::default() };
+    let check = |response: &str, stored: &[&StoredHead], expected: Option<usize>| {
+        let answer = (StatusCode::NOT_MODIFIED, &fields(response));
+        let found = validated(answer, &HeaderMap::new(), stored, (Some(0), None), &lenient, RECEIVED);
+        let expected = expected.map_or(Validated::Unrelated, |at| Validated::Confirmed(vec![at]));
+        assert_eq!(found, expected, "{response}");
+    };
+    check("ETag: \"c\"", &[&a, &b], Some(0));
+    check("ETag: W/\"c\"", &[&a, &b], Some(0));
+    check("ETag: \"w\"", &[&weak, &b], Some(0));
+    // What it does name, it is about.
+    check("ETag: \"b\"", &[&a, &b], Some(1));
+    check("ETag: W/\"b\"", &[&a, &b], Some(1));
+    check("ETag: \"c\"", &[&part], Some(0));
+    // A date is no tag.
+    check(&format!("Last-Modified: {DATE}"), &[&dated], None);
+    check(&format!("ETag: \"c\"\nLast-Modified: {DATE}"), &[&dated], None);
+    check(&format!("Last-Modified: {DATE}"), &[&a], None);
+    // The bytes keep the tag with which they came.
+    for (head, new, expected) in [
+        (&a, "\"c\"", "\"a\""),
+        (&a, "W/\"c\"", "\"a\""),
+        (&a, "W/\"a\"", "W/\"a\""),
+        (&weak, "\"w\"", "W/\"w\""),
+    ] {
+        let updated = freshen(head, &HeaderMap::new(), &fields(&format!("ETag: {new}\nX: 1")), AT_ONCE);
+        let kept = updated.head.headers();
+        assert!(updated.keep && kept.contains_key("x") && kept["etag"] == expected, "{new}");
+    }
+}
+
 // RFC 9111 section 4.3.3; RFC 5861 section 4.
 #[test]
 fn an_error_is_passed_on_unless_something_may_stand_in() {
     let head = stored("Cache-Control: max-age=60\nETag: \"a\"");
-    let none = HeaderMap::new();
+    let (none, plain) = (HeaderMap::new(), Policy::default());
     let check = |status: u16, on_error: Option<usize>, expected: Validated| {
         let status = StatusCode::from_u16(status).unwrap();
-        let found = validated((status, &none), &none, &[&head], (Some(0), on_error), RECEIVED);
+        let found = validated((status, &none), &none, &[&head], (Some(0), on_error), &plain, RECEIVED);
         assert_eq!(found, expected, "{status}");
     };
     for status in [500, 502, 503, 504] {
@@ -111,7 +157,8 @@ fn an_error_is_passed_on_unless_something_may_stand_in() {
     for status in [200, 206, 404, 501, 505] {
         check(status, Some(0), Validated::Answer);
     }
-    let unasked = validated((StatusCode::NOT_MODIFIED, &none), &none, &[&head], (None, None), RECEIVED);
+    let unasked =
+        validated((StatusCode::NOT_MODIFIED, &none), &none, &[&head], (None, None), &plain, RECEIVED);
     assert_eq!(unasked, Validated::Answer, "a 304 to the client's own condition is the client's");
 }
 
