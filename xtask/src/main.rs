@@ -36,8 +36,8 @@ cargo xtask soak overlay [MINUTES] [--nodes N] [--seconds S] [--calm]
                                        default, or one fails
 cargo xtask sim SEED [--nodes N] [--seconds S] [--calm]
                                        the simulated network of a seed, and what happens in it
-cargo xtask conformance [--accept]     the public tests of HTTP caches through a site of the edge; what passed once
-                                       must pass, `--accept` keeps a new result
+cargo xtask conformance [--accept]     the public tests of HTTP caches through two sites of the edge; what passed
+                                       once must pass, `--accept` keeps a new result
 cargo xtask dist                       a release archive in target/dist";
 
 fn main() -> ExitCode {
