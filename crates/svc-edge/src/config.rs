@@ -136,7 +136,7 @@ settings! {
         rps: u64 = 0 => Hot;
         /// How long at most a response is good that says when it was last modified but not how long it is good: a tenth of the time since then, as RFC 9111 suggests. 0: not at all.
         heuristic_max: Span = Span::secs(0) => Hot;
-        /// Whether a response whose `Age` is anything but one plain number counts as stale and is confirmed before it is reused. Off: of a list the first number counts, and what is no number is ignored, as RFC 9111 has it.
+        /// Whether a response whose `Age` is anything but one plain number, or a list of such written without blanks, counts as stale and is confirmed before it is reused. Off: of a list the first number counts, and what is no number is ignored, as RFC 9111 has it.
         cautious_age: bool = false => Hot;
         /// Whether a 304 with another tag than that of what is stored confirms it all the same; the stored tag stays. For origins whose tags change with the coding, or from server to server. Off: it is fetched anew, as RFC 9111 has it.
         accept_changed_tag: bool = false => Hot;

@@ -288,11 +288,13 @@ pub fn age_of(headers: &HeaderMap) -> Option<u64> {
     delta_seconds(first.split(|byte| *byte == b';').next()?.trim_ascii_end())
 }
 
-/// Whether there is an `Age` that is anything but one number.
+/// Whether there is an `Age` that is anything but one number. A list that somebody wrote in one piece counts by its first
+/// member (RFC 9111 section 5.1); blanks after its commas are what is left of lines of several senders (RFC 9110 section
+/// 5.3), who do not agree.
 fn has_unclear_age(headers: &HeaderMap) -> bool {
     let mut lines = headers.get_all(AGE).iter();
-    let first = lines.next();
-    first.is_some_and(|line| delta_seconds(trim(line.as_bytes())).is_none()) || lines.next().is_some()
+    let is_clear = |line: &[u8]| trim(line).split(|byte| *byte == b',').all(|it| delta_seconds(it).is_some());
+    lines.next().is_some_and(|line| !is_clear(line.as_bytes())) || lines.next().is_some()
 }
 
 /// Takes out what no cache keeps (RFC 9111 section 3.1), and what is worked out anew for each answer.

@@ -122,7 +122,7 @@ fn an_unclear_age_makes_a_response_stale_if_that_is_asked_for() {
             _ => None,
         }
     };
-    for age in ["", "Age: 0", "Age: 7", "Age: 007", "Age:  7 "] {
+    for age in ["", "Age: 0", "Age: 7", "Age: 007", "Age:  7 ", "Age: 7,0"] {
         assert_eq!(asked(age, "", ""), None, "{age}");
     }
     let unclear = [
@@ -135,6 +135,7 @@ fn an_unclear_age_makes_a_response_stale_if_that_is_asked_for() {
         "Age: 7.0",
         "Age: 7;x=1",
         "Age: 7,",
+        "Age: 7,x",
     ];
     for age in unclear {
         assert_eq!(asked(age, "", ""), Some(false), "{age}");
