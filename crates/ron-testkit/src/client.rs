@@ -47,6 +47,11 @@ impl Client {
         Ok(Client { stream, buffer: Vec::new() })
     }
 
+    /// For what is sent while answers are read.
+    pub fn sender(&self) -> std::io::Result<TcpStream> {
+        self.stream.try_clone()
+    }
+
     pub fn send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.stream.write_all(bytes)
     }

@@ -42,12 +42,15 @@ pub(crate) enum Call {
     Publish {
         topic: Topic,
         payload: Bytes,
+        /// Whoever asks will ask again if there is no room.
+        patient: bool,
         answer: oneshot::Sender<Result<Published, oap::gossip::PublishError>>,
     },
     /// Several messages, in order, until no peer has room for one: its outcome is then the last.
     PublishAll {
         topic: Topic,
         payloads: Vec<Bytes>,
+        patient: bool,
         answer: oneshot::Sender<Vec<Result<Published, oap::gossip::PublishError>>>,
     },
     Follow(Topic),

@@ -78,6 +78,8 @@ struct Gossip {
     /// What is to be published in this round, and who waits to hear of it.
     collected: Vec<(Topic, Bytes)>,
     askers: Vec<oneshot::Sender<Result<Published, PublishError>>>,
+    /// All of them wait for room.
+    patient: bool,
     look_due: Duration,
     /// What of the ledger is in the queue's own counter already.
     dropped: u64,
@@ -110,6 +112,7 @@ impl Gossip {
             frames: Vec::new(),
             collected: Vec::new(),
             askers: Vec::new(),
+            patient: false,
             look_due: now.mono,
             dropped: 0,
             drains: false,
@@ -163,13 +166,14 @@ impl Gossip {
             Call::Rtt(peer, sample) => self.engine.rtt(peer, sample),
             Call::Refused(peer, corr) => self.engine.refused(now, peer, corr),
             Call::Offend(peer, offence) => self.engine.offend(now, peer, offence),
-            Call::Publish { topic, payload, answer } => {
+            Call::Publish { topic, payload, patient, answer } => {
+                self.patient = patient && (self.patient || self.collected.is_empty());
                 self.collected.push((topic, payload));
                 self.askers.push(answer);
             }
-            Call::PublishAll { topic, payloads, answer } => {
+            Call::PublishAll { topic, payloads, patient, answer } => {
                 let messages = payloads.into_iter().map(|payload| (topic.clone(), payload)).collect();
-                let _ = answer.send(self.publish(now, messages, true));
+                let _ = answer.send(self.publish(now, messages, true, patient));
             }
             Call::Follow(topic) => self.engine.follow(now, &topic),
             Call::Unfollow(topic) => self.engine.unfollow(&topic),
@@ -190,7 +194,7 @@ impl Gossip {
         }
         let published = {
             let messages = std::mem::take(&mut self.collected);
-            self.publish(now, messages, false)
+            self.publish(now, messages, false, self.patient)
         };
         for (answer, published) in self.askers.drain(..).zip(published) {
             // Whoever asked may have given up; the message is published all the same.
@@ -203,10 +207,12 @@ impl Gossip {
         now: Now,
         messages: Vec<(Topic, Bytes)>,
         until_busy: bool,
+        patient: bool,
     ) -> Vec<Result<Published, PublishError>> {
-        let published = self.engine.publish_all(now, messages, until_busy);
+        let published = self.engine.publish_all(now, messages, until_busy, patient);
         let busy = published.iter().filter(|one| **one == Err(PublishError::Busy)).count();
-        if busy > 0 {
+        // Who waits is not refused.
+        if busy > 0 && !patient {
             self.shared.busy(EGRESS.name, busy as u64);
         }
         published

@@ -91,7 +91,8 @@ impl Handle {
         loop {
             let room = self.shared.room.notified();
             let (own, bytes) = (topic.clone(), payload.clone());
-            let call = |answer| Call::Publish { topic: own, payload: bytes, answer };
+            let patient = Instant::now() < deadline;
+            let call = |answer| Call::Publish { topic: own, payload: bytes, patient, answer };
             match self.ask(deadline, call).await.and_then(|done| done.map_err(PublishError::from)) {
                 Err(PublishError::Busy) => self.wait(begun, deadline, room).await?,
                 done => return done,
@@ -112,7 +113,8 @@ impl Handle {
         while done.len() < payloads.len() {
             let room = self.shared.room.notified();
             let (topic, rest) = (topic.clone(), payloads[done.len()..].to_vec());
-            let call = |answer| Call::PublishAll { topic, payloads: rest, answer };
+            let patient = Instant::now() < deadline;
+            let call = |answer| Call::PublishAll { topic, payloads: rest, patient, answer };
             let failed = match self.ask(deadline, call).await {
                 Ok(mut some) => {
                     let refused = some.pop_if(|last| *last == Err(oap::gossip::PublishError::Busy));

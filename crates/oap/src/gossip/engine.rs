@@ -290,16 +290,19 @@ impl Engine {
     }
 
     pub fn publish(&mut self, now: Now, topic: &Topic, payload: Bytes) -> Result<Published, PublishError> {
-        self.publish_all(now, vec![(topic.clone(), payload)], false).pop().unwrap_or(Err(PublishError::Busy))
+        let one = vec![(topic.clone(), payload)];
+        self.publish_all(now, one, false, false).pop().unwrap_or(Err(PublishError::Busy))
     }
 
     /// Publishes several messages, which are signed together, and with others if those come soon. With `until_busy` what
-    /// follows one that nobody had room for is not tried, and has no result.
+    /// follows one that nobody had room for is not tried, and has no result. Who is patient tries again later, and is told
+    /// that there is no room while there is still some for who is not.
     pub fn publish_all(
         &mut self,
         now: Now,
         messages: Vec<(Topic, Bytes)>,
         until_busy: bool,
+        patient: bool,
     ) -> Vec<Result<Published, PublishError>> {
         let made: Vec<_> =
             messages.into_iter().map(|(topic, payload)| self.make(now, topic, payload)).collect();
@@ -316,7 +319,11 @@ impl Engine {
             made.into_iter().map(|kept| kept.map(|kept| (kept.id, units.add(kept, room)))).collect();
         let mut sent = Vec::with_capacity(units.len());
         for kept in self.signed(now, units) {
-            sent.push(self.send_out(now, kept));
+            sent.push(if self.is_pressed(&kept, patient) {
+                Err(PublishError::Busy)
+            } else {
+                self.send_out(now, kept)
+            });
             if until_busy && sent.last() == Some(&Err(PublishError::Busy)) {
                 break;
             }

@@ -192,7 +192,12 @@ impl Envelope {
         let Envelope { origin, seq, topic, .. } = self;
         match self.bundle {
             false => MessageId::of(*origin, *seq, topic, payload),
-            true => MessageId::hashed(blake3::Hasher::new_derive_key(BUNDLE), *origin, *seq, topic, payload),
+            // A hash over the payload by itself is made of many pieces at a time; behind a head it would not be.
+            true => {
+                let payload = blake3::hash(payload);
+                let hasher = blake3::Hasher::new_derive_key(BUNDLE);
+                MessageId::hashed(hasher, *origin, *seq, topic, payload.as_bytes())
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use oap::gossip::bundle;
 use oap::gossip::wire::{Gossip, Window};
 use oap::gossip::{
     Action, Cause, Ceiling, Config, ConnectError, Delivery, Engine, Envelope, HistoryLimits, Lane, MessageId,
-    Now, Offence, Outcome, PeerId, PublishError, Queue, SharedEgress, Topic,
+    Now, Offence, Outcome, PeerId, PublishError, Queue, SharedEgress, Topic, WhenFull,
 };
 use oap::{Decoded, Decoder};
 use std::collections::BTreeSet;
@@ -156,7 +156,7 @@ fn what_is_published_together_is_signed_together_and_passed_on_by_others() {
     let mut origin = Bench::new(config(), 1);
     // Too large for a bundle.
     let messages = (0..70).map(|number: u8| (topic(), Bytes::from(vec![number; 17 << 10]))).collect();
-    let published = origin.engine.publish_all(at(1), messages, false);
+    let published = origin.engine.publish_all(at(1), messages, false, false);
     assert_eq!(published.iter().flatten().filter(|it| it.queued == 1).count(), 70);
     // The receiver has heard of the origin, the next one has not.
     let mut relay = Bench::new(config(), 2);
@@ -272,7 +272,7 @@ fn small_messages_that_are_published_together_travel_as_one_and_arrive_as_many()
     let config = || Config { max_rps: 0, ..Config::default() };
     let mut origin = Bench::new(config(), 1);
     let given = |count: u8| (0..count).map(|number| (topic(), Bytes::from(vec![number; 100]))).collect();
-    let published = origin.engine.publish_all(at(1), given(70), false);
+    let published = origin.engine.publish_all(at(1), given(70), false, false);
     let ids = |deliveries: &[Delivery]| deliveries.iter().map(|it| it.id).collect::<Vec<_>>();
     let expected: Vec<_> = published.iter().flatten().map(|it| it.id).collect();
     assert_eq!((expected.len(), ids(&origin.delivered())), (70, expected.clone()));
@@ -308,7 +308,7 @@ fn a_history_counts_the_messages_of_bundles_and_keeps_the_last_one_whole() {
     let mut bench = Bench::new(config, 1);
     for ms in 1..=9 {
         let messages = (0..25).map(|number| (topic(), Bytes::from(vec![number]))).collect();
-        assert!(bench.engine.publish_all(at(ms), messages, false).iter().all(Result::is_ok));
+        assert!(bench.engine.publish_all(at(ms), messages, false, false).iter().all(Result::is_ok));
         let counts: Vec<_> = bench.engine.history(&topic()).map(|kept| kept.count).collect();
         assert!(counts.iter().all(|count| *count <= 10), "a quarter of what is kept, at most: {counts:?}");
         let kept: usize = counts.iter().sum();
@@ -416,11 +416,11 @@ fn of_several_publications_each_has_its_own_outcome_or_all_end_with_the_first_th
     let busy =
         |done: &[Result<_, PublishError>]| done.iter().filter(|it| **it == Err(PublishError::Busy)).count();
     let mut bench = Bench::new(config.clone(), 1);
-    let done = bench.engine.publish_all(at(1), messages(2), false);
+    let done = bench.engine.publish_all(at(1), messages(2), false, false);
     assert_eq!((done.len(), done[2]), (12, Err(PublishError::TooLarge(most + 1))));
     assert_eq!((done.iter().flatten().count(), busy(&done)), (7, 4));
     let mut bench = Bench::new(config, 1);
-    let done = bench.engine.publish_all(at(1), messages(2), true);
+    let done = bench.engine.publish_all(at(1), messages(2), true, false);
     assert_eq!((done.len(), done.iter().flatten().count(), busy(&done)), (9, 7, 1));
     assert_eq!(bench.engine.history(&topic()).count(), 7, "nothing is left of the others");
 }
@@ -794,15 +794,17 @@ fn histories_that_differ_are_told_and_those_that_do_not_are_not() {
 fn announcements_that_wait_for_room_are_not_counted_as_shed() {
     let mut config = Config { max_rps: 0, ..Config::default() };
     config.egress.frames = 8;
-    let mut bench = Bench::new(config, 1);
+    let mut bench = Bench::new(config, 3);
+    // The first does not keep up, the others do.
     let publish = |bench: &mut Bench, ms| {
         let reach = bench.engine.publish(at(ms), &topic(), Bytes::from_static(b"a")).expect("published");
+        bench.peers[1..].iter().for_each(|(_, egress)| drop(said(egress)));
         (reach.queued, reach.lazy)
     };
-    assert_eq!((1..=9).map(|_| publish(&mut bench, 1)).filter(|it| *it == (1, 0)).count(), 7);
+    assert_eq!((1..=9).map(|_| publish(&mut bench, 1)).filter(|it| *it == (3, 0)).count(), 7);
     // The last place is for control frames, and taken by the first two announcements; a third has to wait.
     bench.engine.tick(at(40));
-    assert_eq!(publish(&mut bench, 41), (0, 1));
+    assert_eq!(publish(&mut bench, 41), (2, 1));
     let shed = bench.engine.ledger().shed_total();
     for ms in [100, 200, 300] {
         bench.engine.tick(at(ms));
@@ -814,12 +816,46 @@ fn announcements_that_wait_for_room_are_not_counted_as_shed() {
 }
 
 #[test]
+fn whoever_publishes_faster_than_most_peers_take_it_is_busy_and_one_slow_peer_holds_up_nobody() {
+    let mut config = Config { max_rps: 0, ..Config::default() };
+    config.egress.frames = 8;
+    let mut bench = Bench::new(config.clone(), 4);
+    let publish = |bench: &mut Bench| bench.engine.publish(at(1), &topic(), Bytes::from_static(b"a"));
+    let reach = |bench: &mut Bench| publish(bench).map(|it| (it.queued, it.lazy, it.refused));
+    for _ in 0..7 {
+        assert_eq!(reach(&mut bench), Ok((4, 0, 0)));
+    }
+    let shed = bench.engine.ledger().shed_total();
+    assert_eq!(reach(&mut bench), Err(PublishError::Busy));
+    assert_eq!((bench.engine.ledger().shed_total(), bench.engine.history(&topic()).count()), (shed, 7));
+    said(&bench.peers[0].1);
+    assert_eq!(reach(&mut bench), Err(PublishError::Busy), "three of four");
+    said(&bench.peers[1].1);
+    assert_eq!(reach(&mut bench), Ok((2, 2, 0)), "half of them can have it");
+    // Who can wait does so before there is no room for who cannot.
+    let mut bench = Bench::new(config.clone(), 1);
+    let patient = |bench: &mut Bench| {
+        let message = vec![(topic(), Bytes::from_static(b"a"))];
+        bench.engine.publish_all(at(1), message, true, true).iter().all(Result::is_ok)
+    };
+    assert_eq!((0..9).filter(|_| patient(&mut bench)).count(), 5);
+    assert_eq!((0..9).filter(|_| publish(&mut bench).is_ok()).count(), 2);
+    // Where the oldest makes room for the newest there is always some.
+    config.egress.when_full = WhenFull::DropOldest;
+    let mut bench = Bench::new(config, 4);
+    assert!((0..20).all(|_| reach(&mut bench) == Ok((4, 0, 0))));
+}
+
+#[test]
 fn a_peer_whose_queue_has_emptied_is_pushed_to_again_and_one_that_refused_is_not() {
     let mut config = Config { max_rps: 0, ..Config::default() };
     config.egress.frames = 8;
-    let mut bench = Bench::new(config, 1);
+    let mut bench = Bench::new(config, 3);
+    // The first does not keep up, the others do.
     let publish = |bench: &mut Bench, ms| {
-        bench.engine.publish(at(ms), &topic(), Bytes::from_static(b"a")).expect("published").queued
+        let reach = bench.engine.publish(at(ms), &topic(), Bytes::from_static(b"a")).expect("published");
+        bench.peers[1..].iter().for_each(|(_, egress)| drop(said(egress)));
+        reach.queued - 2
     };
     assert_eq!((0..8).map(|_| publish(&mut bench, 1)).sum::<usize>(), 7);
     assert_eq!(publish(&mut bench, 2), 0);

@@ -1,7 +1,7 @@
 //! Messages among real processes.
 
 use super::{Follower, connected, connects, node, open, peer, peers, publish, text};
-use ron_testkit::{Node, command, get, request, ron};
+use ron_testkit::{Client, Node, command, get, request, ron};
 use std::io::Write as _;
 use std::process::Stdio;
 
@@ -80,6 +80,37 @@ fn several_messages_in_one_request_are_published_in_order() {
     }
     assert_eq!(post(b"no JSON").reason(), "malformed");
     assert_eq!(post("{\"payload\":\"\"}\n".repeat(129).as_bytes()).reason(), "body_cap");
+}
+
+#[test]
+fn a_publisher_that_waits_for_room_loses_nothing_however_fast_it_is() {
+    let keys = "[overlay.peer]\nmax_rps = 0\negress_bytes = \"1200KiB\"\n";
+    let a = node("admit = \"any\"", keys);
+    let b = node(&peers(&[&a]), keys);
+    connects(&a, 1);
+    let token = std::fs::read_to_string(a.dir.path().join("admin.token")).unwrap();
+    let body = format!("{{\"payload\":\"{}\"}}\n", "x".repeat(2000)).repeat(128);
+    let request = format!(
+        "POST /overlay/topics/t HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {}\r\nRequest-Timeout: 20\r\n\
+         Content-Type: application/x-ndjson\r\nContent-Length: {}\r\n\r\n{body}",
+        token.trim(),
+        body.len()
+    );
+    let mut client = Client::connect(&a.admin()).unwrap();
+    let mut sender = client.sender().unwrap();
+    // None waits for the answer to another.
+    let sent =
+        std::thread::spawn(move || (0..80).for_each(|_| sender.write_all(request.as_bytes()).unwrap()));
+    for _ in 0..80 {
+        let answer = client.read_answer("POST").unwrap();
+        assert_eq!((answer.status, &answer.json()["accepted"]), (202, &128.into()), "{}", answer.text());
+        let told = answer.json();
+        let told = told["messages"].as_array().unwrap();
+        assert!(told.iter().all(|it| it["queued"] == 1), "{:?}", told[0]);
+    }
+    sent.join().unwrap();
+    b.eventually("it has all", |b| b.metric("gossip_messages_total{result=\"delivered\"}") == 80.0 * 128.0);
+    assert_eq!(get(&a.admin(), "/readyz").status, 200, "nobody was pressed");
 }
 
 #[test]
