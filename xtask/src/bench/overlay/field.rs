@@ -3,6 +3,7 @@
 use super::nodes::{Arrival, Nodes, Published};
 use crate::bench::Bench;
 use ron_testkit::Node;
+use serde::Deserialize;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -17,8 +18,9 @@ pub(super) const NODES: usize = 8;
 pub(super) const TOPIC: &str = "bench";
 /// Hexadecimal digits of the instant that a payload begins with.
 pub(super) const STAMP: usize = 16;
-/// Publications on their way at once, flat out, and messages of one request.
-const WINDOW: usize = 128;
+/// Messages of one request, which is as many as one may have, and on their way at once, flat out.
+const REQUEST: usize = 128;
+const WINDOW: usize = 8 * REQUEST;
 
 /// Nodes of ron.
 pub(super) struct Field {
@@ -115,9 +117,14 @@ pub(super) fn unix_nanos() -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A payload of so many bytes that says when it was due.
-pub(super) fn payload(due: u64, size: usize) -> String {
-    format!("{due:0STAMP$x}{}", "x".repeat(size.saturating_sub(STAMP)))
+/// Adds a payload of so many bytes that says when it was due.
+pub(super) fn payload(out: &mut String, due: u64, size: usize) {
+    const FILLER: &str = match std::str::from_utf8(&[b'x'; 64 << 10]) {
+        Ok(filler) => filler,
+        Err(_) => "",
+    };
+    let _ = write!(out, "{due:0STAMP$x}");
+    out.push_str(&FILLER[..size.saturating_sub(STAMP)]);
 }
 
 /// When a payload was due, if one is in this line of a stream.
@@ -224,10 +231,15 @@ impl Publisher {
     /// Publishes messages of these instants.
     fn send(&mut self, dues: &[u64], size: usize) -> Option<()> {
         let mut batch = String::new();
-        for dues in dues.chunks(WINDOW) {
-            let lines: String =
-                dues.iter().map(|due| format!("{{\"payload\":\"{}\"}}\n", payload(*due, size))).collect();
-            write!(batch, "{}{}\r\n\r\n{lines}", self.head, lines.len()).ok()?;
+        for dues in dues.chunks(REQUEST) {
+            // A stamp and what fills it up, in the same number of bytes each.
+            let length = dues.len() * ("{\"payload\":\"\"}\n".len() + size.max(STAMP));
+            write!(batch, "{}{length}\r\n\r\n", self.head).ok()?;
+            for due in dues {
+                batch.push_str("{\"payload\":\"");
+                payload(&mut batch, *due, size);
+                batch.push_str("\"}\n");
+            }
             self.asked.lock().unwrap_or_else(PoisonError::into_inner).push_back(dues.len());
         }
         self.sent += dues.len();
@@ -255,11 +267,11 @@ impl Publisher {
         let (begun, clock) = (unix_nanos(), Instant::now());
         while clock.elapsed() < length {
             let room = WINDOW.saturating_sub(self.sent - self.answered.load(Ordering::Relaxed));
-            if room < WINDOW / 2 {
-                std::thread::sleep(Duration::from_micros(50));
+            if room < REQUEST {
+                std::thread::sleep(Duration::from_micros(500));
                 continue;
             }
-            self.send(&vec![unix_nanos(); room], size)?;
+            self.send(&vec![unix_nanos(); room - room % REQUEST], size)?;
         }
         Some((begun, unix_nanos()))
     }
@@ -283,6 +295,20 @@ impl Publisher {
         let Told { accepted, refused, peers_refused } = self.reader.join().ok()?;
         Some(Published { from, to, accepted, refused, peers_refused })
     }
+}
+
+/// What is read of an answer.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Answer {
+    accepted: u64,
+    messages: Vec<OfOne>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct OfOne {
+    refused: u64,
 }
 
 /// What comes back to a publisher.
@@ -321,12 +347,11 @@ impl Answers {
                 return told;
             }
             let asked = asked.lock().unwrap_or_else(PoisonError::into_inner).pop_front().unwrap_or(0);
-            let body: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
-            let taken = if accepted { body["accepted"].as_u64().unwrap_or(0) } else { 0 };
+            let body: Answer = serde_json::from_slice(&body).unwrap_or_default();
+            let taken = if accepted { body.accepted } else { 0 };
             told.accepted += taken;
             told.refused += (asked as u64).saturating_sub(taken);
-            let messages = body["messages"].as_array().into_iter().flatten();
-            told.peers_refused += messages.filter_map(|one| one["refused"].as_u64()).sum::<u64>();
+            told.peers_refused += body.messages.iter().map(|one| one.refused).sum::<u64>();
             count.fetch_add(asked, Ordering::Relaxed);
         }
     }

@@ -120,8 +120,12 @@ pub(super) fn publish(nats: &Nats, rate: Option<f64>, length: Duration, size: us
         let due = rate.map_or(sent + 64, |rate| (clock.elapsed().as_secs_f64() * rate) as u64 + 1);
         let stamp =
             |number: u64| rate.map_or_else(unix_nanos, |rate| begun + (number as f64 * 1e9 / rate) as u64);
-        let batch: String =
-            (sent..due).map(|number| format!("{head}{}\r\n", payload(stamp(number), size))).collect();
+        let mut batch = String::with_capacity((due - sent) as usize * (head.len() + size + 2));
+        for number in sent..due {
+            batch.push_str(&head);
+            payload(&mut batch, stamp(number), size);
+            batch.push_str("\r\n");
+        }
         sent = due;
         stream.write_all(batch.as_bytes()).ok()?;
         if let Some(rate) = rate {

@@ -25,7 +25,8 @@ struct Figures {
 
 pub(in crate::bench) fn run(bench: &Bench) -> Option<Value> {
     let ron = |name: &str, keys: &str| {
-        measured(bench, name.to_owned(), &mut Field::start(bench, keys, |a, _| a == 0)?)
+        let start = || Some(Box::new(Field::start(bench, keys, |a, _| a == 0)?) as Box<dyn Nodes>);
+        measured(bench, name.to_owned(), start)
     };
     let mut figures = vec![
         ron("ron, TLS, signed", "")?,
@@ -34,7 +35,8 @@ pub(in crate::bench) fn run(bench: &Bench) -> Option<Value> {
     ];
     if let Some(program) = gossipsub::built() {
         let name = format!("{}, Noise, signed", gossipsub::name());
-        figures.push(measured(bench, name, &mut Gossipsub::start(&program, |a, _| a == 0)?)?);
+        let start = || Some(Box::new(Gossipsub::start(&program, |a, _| a == 0)?) as Box<dyn Nodes>);
+        figures.push(measured(bench, name, start)?);
     }
     let columns =
         ["", "published/s", "delivered/CPU s", "to NATS", "delivered", "p50 ms", "p99 ms at 1000/s"];
@@ -61,15 +63,17 @@ pub(in crate::bench) fn run(bench: &Bench) -> Option<Value> {
     Some(result.into())
 }
 
-/// Receivers count what has come; at the even rate each is also followed by a local user.
-fn measured(bench: &Bench, name: String, nodes: &mut dyn Nodes) -> Option<Figures> {
+/// Receivers count what has come; at the even rate, for which all begin anew, each is also followed by a local user.
+fn measured(bench: &Bench, name: String, start: impl Fn() -> Option<Box<dyn Nodes>>) -> Option<Figures> {
     println!("star: {name}");
+    let mut nodes = start()?;
     let length = Duration::from_secs(u64::from(bench.seconds) * 2);
     let (before, spent) = (nodes.delivered(), nodes.cpu());
     let told = nodes.flat_out(length, SIZE)?;
     let delivered = nodes.settle(before, told.expected());
     let (took, spent) = ((told.to - told.from) as f64 / 1e9, nodes.cpu() - spent);
-    let receivers: Vec<usize> = (1..NODES).collect();
+    drop(nodes);
+    let (mut nodes, receivers) = (start()?, (1..NODES).collect::<Vec<usize>>());
     for node in &receivers {
         nodes.follow(*node)?;
     }
