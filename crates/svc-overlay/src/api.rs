@@ -34,7 +34,7 @@ const NDJSON: &str = "application/x-ndjson";
 /// Messages of one request: the engine does nothing else while it publishes them.
 const MESSAGES_MAX: usize = 128;
 /// Messages that wait together are sent together, until they have so many bytes.
-const PIECE: usize = 16 << 10;
+const PIECE: usize = 64 << 10;
 /// The longest that a publisher may wait for room.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 

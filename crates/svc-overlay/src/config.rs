@@ -68,7 +68,7 @@ settings! {
         inflight_frames: usize = EGRESS_FRAMES => Restart;
         /// And their bytes.
         egress_bytes: Size = Size::mib(4) => Restart;
-        /// Messages pushed to a peer each second; it may push twice as many. 0 is no limit.
+        /// Messages, or bundles of small ones, pushed to a peer each second; it may push twice as many. 0 is no limit.
         max_rps: u64 = 200 => Restart;
         /// How long nobody talks to a node that misbehaved.
         greylist: Span = Span::secs(600) => Restart;
@@ -90,7 +90,7 @@ settings! {
     pub struct GossipSettings {
         /// Peers that a message is pushed to; the others are told of it.
         relay_fanout: usize = 8 => Restart;
-        /// Messages pushed to a peer at once, before `peer.max_rps` counts.
+        /// Messages, or bundles of small ones, pushed to a peer at once, before `peer.max_rps` counts.
         burst_budget_frames: u64 = 8 => Restart;
         /// Largest frame, 16KiB to 1MiB.
         max_frame_bytes: Size = Size::mib(1) => Restart;
@@ -114,7 +114,7 @@ settings! {
 settings! {
     /// What is kept of each topic.
     pub struct HistorySettings {
-        /// Messages.
+        /// Messages, a bundle of small ones counted as one.
         count: usize = 1024 => Restart;
         /// Their bytes.
         bytes: Size = Size::mib(64) => Restart;

@@ -27,6 +27,8 @@ use tokio::sync::oneshot;
 /// Calls and frames of one round, after which other tasks get their turn.
 const CALLS_AT_ONCE: usize = 128;
 const FRAMES_AT_ONCE: usize = 64;
+/// Deliveries of one round: whoever follows a topic has to get its turn before its queue is full.
+const DELIVERIES_AT_ONCE: usize = 64;
 /// How often pressure is judged and the numbers are told.
 const LOOK: Duration = Duration::from_millis(50);
 /// Nodes that are listed as greylisted.
@@ -74,6 +76,7 @@ struct Gossip {
     links: BTreeMap<PeerId, (NodeId, Arc<Link>)>,
     greylisted: BTreeMap<NodeId, (Duration, Offence)>,
     pressure: Pressure,
+    /// What has come and is next, the first of it last.
     frames: Vec<Incoming>,
     /// What is to be published in this round, and who waits to hear of it.
     collected: Vec<(Topic, Bytes)>,
@@ -124,19 +127,26 @@ impl Gossip {
         let now = self.shared.engine_now();
         let mut calls = 0;
         while calls < CALLS_AT_ONCE
+            && self.engine.waiting() < DELIVERIES_AT_ONCE
             && let Some(call) = self.shared.calls_end.try_recv()
         {
             calls += 1;
             self.call(now, call);
         }
         self.publish_collected(now);
-        let mut frames = std::mem::take(&mut self.frames);
-        self.shared.take(FRAMES_AT_ONCE, &mut frames);
-        let busy = calls == CALLS_AT_ONCE || frames.len() == FRAMES_AT_ONCE;
-        for frame in frames.drain(..) {
+        if self.frames.is_empty() {
+            self.shared.take(FRAMES_AT_ONCE, &mut self.frames);
+            self.frames.reverse();
+        }
+        let mut frames = 0;
+        while self.engine.waiting() < DELIVERIES_AT_ONCE
+            && let Some(frame) = self.frames.pop()
+        {
+            frames += 1;
             self.engine.receive(now, frame.peer, frame.corr, &frame.payload);
         }
-        self.frames = frames;
+        let full = calls == CALLS_AT_ONCE || frames == FRAMES_AT_ONCE;
+        let busy = full || !self.frames.is_empty() || self.engine.waiting() >= DELIVERIES_AT_ONCE;
         if self.engine.due() <= now.mono {
             self.engine.tick(now);
         }

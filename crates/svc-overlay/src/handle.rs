@@ -91,7 +91,7 @@ impl Handle {
         loop {
             let room = self.shared.room.notified();
             let (own, bytes) = (topic.clone(), payload.clone());
-            let patient = Instant::now() < deadline;
+            let patient = is_patient(begun, deadline);
             let call = |answer| Call::Publish { topic: own, payload: bytes, patient, answer };
             match self.ask(deadline, call).await.and_then(|done| done.map_err(PublishError::from)) {
                 Err(PublishError::Busy) => self.wait(begun, deadline, room).await?,
@@ -113,7 +113,7 @@ impl Handle {
         while done.len() < payloads.len() {
             let room = self.shared.room.notified();
             let (topic, rest) = (topic.clone(), payloads[done.len()..].to_vec());
-            let patient = Instant::now() < deadline;
+            let patient = is_patient(begun, deadline);
             let call = |answer| Call::PublishAll { topic, payloads: rest, patient, answer };
             let failed = match self.ask(deadline, call).await {
                 Ok(mut some) => {
@@ -214,6 +214,11 @@ impl Handle {
         }
         timeout_at(Instant::now() + ENGINE, answered).await.ok()?.ok()
     }
+}
+
+/// Whether one who waits leaves room to others: for half of its time, and then it takes what there is.
+fn is_patient(begun: Instant, deadline: Instant) -> bool {
+    begun.elapsed() < deadline.saturating_duration_since(begun) / 2
 }
 
 /// How long the engine may take to answer.

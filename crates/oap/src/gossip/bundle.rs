@@ -79,9 +79,8 @@ pub(super) struct Room {
 /// Messages that are about to be sent out, those that may travel together side by side.
 #[derive(Debug, Default)]
 pub(super) struct Units {
-    units: Vec<Vec<Kept>>,
-    /// Of each, as a bundle.
-    bytes: Vec<usize>,
+    /// Each with its bytes as a bundle.
+    units: Vec<(Vec<Kept>, usize)>,
 }
 
 impl Units {
@@ -95,34 +94,34 @@ impl Units {
 
     /// Messages of all of them.
     pub(super) fn messages(&self) -> usize {
-        self.units.iter().map(Vec::len).sum()
+        self.units.iter().map(|(unit, _)| unit.len()).sum()
     }
 
     /// Puts a message beside the last ones of its topic if there is room; says with which unit it will go.
     pub(super) fn add(&mut self, kept: Kept, room: Room) -> usize {
         let size = HEAD + kept.payload.len();
-        let of_topic = |unit: &Vec<Kept>| unit[0].envelope.topic == kept.envelope.topic;
-        let last = self.units.iter().rposition(of_topic).filter(|last| {
-            let first = &self.units[*last][0];
+        let last = self.units.iter().rposition(|(unit, _)| unit[0].envelope.topic == kept.envelope.topic);
+        let last = last.filter(|last| {
+            let (unit, bytes) = &self.units[*last];
             size <= JOINED_MAX
-                && first.payload.len() + HEAD <= JOINED_MAX
-                && self.units[*last].len() < room.messages
-                && self.bytes[*last] + size <= room.bytes
-                && u32::try_from(kept.envelope.seq - first.envelope.seq).is_ok()
+                && unit[0].payload.len() + HEAD <= JOINED_MAX
+                && unit.len() < room.messages
+                && bytes + size <= room.bytes
+                && u32::try_from(kept.envelope.seq - unit[0].envelope.seq).is_ok()
         });
-        if let Some(last) = last {
-            self.units[last].push(kept);
-            self.bytes[last] += size;
-            return last;
-        }
-        self.units.push(vec![kept]);
-        self.bytes.push(size);
-        self.units.len() - 1
+        let Some(last) = last else {
+            self.units.push((vec![kept], size));
+            return self.units.len() - 1;
+        };
+        let (unit, bytes) = &mut self.units[last];
+        unit.push(kept);
+        *bytes += size;
+        last
     }
 
     /// What is sent out: each unit as one message, or a bundle.
     pub(super) fn seal(self) -> Vec<Kept> {
-        self.units.into_iter().map(seal).collect()
+        self.units.into_iter().map(|(unit, _)| seal(unit)).collect()
     }
 }
 

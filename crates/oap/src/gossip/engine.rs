@@ -200,6 +200,11 @@ impl Engine {
         &mut self.ledger
     }
 
+    /// How much there is to do.
+    pub fn waiting(&self) -> usize {
+        self.actions.len()
+    }
+
     /// What to do next.
     pub fn poll(&mut self) -> Option<Action> {
         self.actions.pop_front()
@@ -295,8 +300,8 @@ impl Engine {
     }
 
     /// Publishes several messages, which are signed together, and with others if those come soon. With `until_busy` what
-    /// follows one that nobody had room for is not tried, and has no result. Who is patient tries again later, and is told
-    /// that there is no room while there is still some for who is not.
+    /// follows one that nobody had room for is not tried, and has no result; they are of one topic then. Who is patient
+    /// tries again later, and is told that there is no room while there is still some for who is not.
     pub fn publish_all(
         &mut self,
         now: Now,
@@ -304,8 +309,14 @@ impl Engine {
         until_busy: bool,
         patient: bool,
     ) -> Vec<Result<Published, PublishError>> {
-        let made: Vec<_> =
-            messages.into_iter().map(|(topic, payload)| self.make(now, topic, payload)).collect();
+        let made: Vec<_> = messages
+            .into_iter()
+            .map(|(topic, payload)| {
+                // Before anything is made that would have to be made again.
+                let held_up = patient && self.is_pressed(&topic, payload.len());
+                if held_up { Err(PublishError::Busy) } else { self.make(now, topic, payload) }
+            })
+            .collect();
         if self.may_gather(now, &made) {
             let gathered = made.into_iter().map(|kept| kept.map(|kept| self.gather(now, kept))).collect();
             if self.gathered.is_enough() {
@@ -319,11 +330,8 @@ impl Engine {
             made.into_iter().map(|kept| kept.map(|kept| (kept.id, units.add(kept, room)))).collect();
         let mut sent = Vec::with_capacity(units.len());
         for kept in self.signed(now, units) {
-            sent.push(if self.is_pressed(&kept, patient) {
-                Err(PublishError::Busy)
-            } else {
-                self.send_out(now, kept)
-            });
+            let held_up = patient && self.is_pressed(&kept.envelope.topic, kept.payload.len());
+            sent.push(if held_up { Err(PublishError::Busy) } else { self.send_out(now, kept) });
             if until_busy && sent.last() == Some(&Err(PublishError::Busy)) {
                 break;
             }

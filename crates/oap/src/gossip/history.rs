@@ -49,8 +49,6 @@ pub(super) struct History {
 struct Line {
     /// By time of publication, which is the same at every node.
     order: BTreeSet<(u64, MessageId)>,
-    /// Messages, those of bundles included.
-    count: usize,
     bytes: usize,
     /// Everything published after this is still here.
     floor: u64,
@@ -94,12 +92,10 @@ impl History {
         }
         let Some(line) = self.topics.get_mut(&topic) else { return };
         line.order.insert((kept.envelope.time, kept.id));
-        line.count += kept.count;
         line.bytes += size;
         self.bytes += size;
         self.messages.insert(kept.id.corr(), kept);
-        // A bundle that has more messages than are kept is kept as a whole.
-        while line.count > self.limits.count && line.order.len() > 1 || line.bytes > self.limits.bytes {
+        while line.order.len() > self.limits.count || line.bytes > self.limits.bytes {
             self.bytes -= line.drop_oldest(&mut self.messages);
         }
         while self.bytes > self.bytes_max {
@@ -123,7 +119,6 @@ impl History {
         let Some(kept) = self.messages.remove(&id.corr()) else { return };
         if let Some(line) = self.topics.get_mut(&kept.envelope.topic) {
             line.order.remove(&(kept.envelope.time, id));
-            line.count -= kept.count;
             line.bytes -= kept.payload.len();
         }
         self.bytes -= kept.payload.len();
@@ -195,9 +190,7 @@ impl Line {
     fn drop_oldest(&mut self, messages: &mut HashMap<u64, Kept, Mixing>) -> usize {
         let Some((time, id)) = self.order.pop_first() else { return 0 };
         self.floor = self.floor.max(time);
-        let (count, size) =
-            messages.remove(&id.corr()).map_or((0, 0), |kept| (kept.count, kept.payload.len()));
-        self.count -= count;
+        let size = messages.remove(&id.corr()).map_or(0, |kept| kept.payload.len());
         self.bytes -= size;
         size
     }

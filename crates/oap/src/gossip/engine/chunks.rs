@@ -136,7 +136,8 @@ impl Engine {
             Ok(count) => count,
             Err(offence) => {
                 // Signed as it is, it will be no better from anybody else.
-                self.missing.remove(id);
+                let wanted = self.missing.remove(id);
+                wanted.iter().for_each(|wanted| self.not_asked(now, wanted));
                 return self.invalid(now, from, offence);
             }
         };

@@ -3,11 +3,11 @@
 use super::{Engine, Now, Published};
 use crate::Encoded;
 use crate::gossip::PeerId;
-use crate::gossip::egress::WhenFull;
 use crate::gossip::fair::Lane;
 use crate::gossip::history::Kept;
 use crate::gossip::ledger::{Cause, Queue};
 use crate::gossip::message::Topic;
+use crate::gossip::peer::Peer;
 use crate::gossip::wire::{Gossip, IDS_MAX, OVERHEAD, flow};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -43,10 +43,6 @@ pub(super) struct TopicState {
     /// When its history is compared next.
     pub(super) digest: Duration,
     used: Duration,
-}
-
-fn lane_of(kept: &Kept) -> Lane {
-    if kept.payload.len() <= NORMAL_MAX { Lane::Normal } else { Lane::Bulk }
 }
 
 impl Engine {
@@ -171,7 +167,7 @@ impl Engine {
         let peers: Vec<(PeerId, bool)> = others.map(|peer| (*peer, is_eager(peer))).collect();
         let push = !history && kept.checked && kept.hops < self.config.hop_limit;
         let frame = if push && peers.iter().any(|(_, eager)| *eager) { self.encode(kept) } else { None };
-        let lane = lane_of(kept);
+        let lane = if kept.payload.len() <= NORMAL_MAX { Lane::Normal } else { Lane::Bulk };
         let flow = flow(topic.as_str().as_bytes());
         for (peer, eager) in peers {
             let frame = frame.as_ref().filter(|_| eager && self.may_push(now, kept, peer));
@@ -191,22 +187,15 @@ impl Engine {
         reach
     }
 
-    /// Whether one of those that a message would be pushed to has no room for it, and most are about to have none. To
-    /// announce it instead would only put off its loss: a publisher that is faster than its peers soon pushes out of the
-    /// history what they have not asked for yet. Where few are slow, the others do not wait for them. Who is patient is
-    /// held up before any of them has no room.
-    pub(super) fn is_pressed(&self, kept: &Kept, patient: bool) -> bool {
-        let size = kept.payload.len() + OVERHEAD;
-        let eager = self.topics.get(&kept.envelope.topic).into_iter().flat_map(|state| &state.eager);
-        let pushed = eager.filter_map(|id| self.peers.get(id)).filter(|peer| size <= peer.max_frame as usize);
-        let (mut any_full, mut filling, mut all) = (patient, 0, 0);
-        for peer in pushed {
-            let egress = peer.egress.lock();
-            any_full |= !egress.has_room(lane_of(kept), size);
-            filling += usize::from(!egress.is_half_empty());
-            all += 1;
-        }
-        self.config.egress.when_full == WhenFull::RejectNew && any_full && 2 * filling > all
+    /// Whether whoever can wait with a message should: most of those that it could be pushed to have half a queue to write.
+    /// A publisher that is faster than its peers would find them without room, and what is announced instead is out of the
+    /// history before they have asked for it. Few that are slow hold up nobody, and neither does one that alone is eager.
+    pub(super) fn is_pressed(&self, topic: &Topic, len: usize) -> bool {
+        let eager = self.topics.get(topic).into_iter().flat_map(|state| &state.eager);
+        let filling =
+            |peer: &&Peer| len + OVERHEAD <= peer.max_frame as usize && !peer.egress.lock().is_half_empty();
+        let filling = eager.filter_map(|id| self.peers.get(id)).filter(filling).count();
+        2 * filling > self.peers.len().min(self.config.relay_fanout)
     }
 
     /// The frame that pushes a message, the same for all who get it.
@@ -293,9 +282,12 @@ impl Engine {
     /// for a while.
     pub fn refused(&mut self, now: Now, peer: PeerId, corr: u64) {
         self.choke(now, peer, false);
-        if let Some(kept) = self.history.numbered(corr).cloned() {
-            self.owed = Some(now.mono);
-            self.announce(now, peer, &kept, false);
+        match self.history.numbered(corr).cloned() {
+            Some(kept) => {
+                self.owed = Some(now.mono);
+                self.announce(now, peer, &kept, false);
+            }
+            None => self.ledger.note_shed(Queue::Announce, Lane::Control, Cause::Gone, 1),
         }
     }
 }

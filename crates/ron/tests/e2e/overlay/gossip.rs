@@ -114,6 +114,35 @@ fn a_publisher_that_waits_for_room_loses_nothing_however_fast_it_is() {
 }
 
 #[test]
+fn a_burst_of_bundles_is_followed_without_a_gap() {
+    let a = node("admit = \"any\"", "[overlay.peer]\nmax_rps = 0\n");
+    let b = node(&peers(&[&a]), "");
+    connects(&b, 1);
+    let follower = Follower::start(&b, "t");
+    let token = std::fs::read_to_string(a.dir.path().join("admin.token")).unwrap();
+    let mut requests = String::new();
+    for first in (0..2500).step_by(125) {
+        let lines: String = (first..first + 125).map(|it| format!("{{\"payload\":\"{it:06}\"}}\n")).collect();
+        requests += &format!(
+            "POST /overlay/topics/t HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {}\r\nRequest-Timeout: 20\r\n\
+             Content-Type: application/x-ndjson\r\nContent-Length: {}\r\n\r\n{lines}",
+            token.trim(),
+            lines.len()
+        );
+    }
+    // More than a follower's queue holds, at once.
+    let mut client = Client::connect(&a.admin()).unwrap();
+    client.send(requests.as_bytes()).unwrap();
+    for _ in 0..20 {
+        assert_eq!(client.read_answer("POST").unwrap().json()["accepted"], 125);
+    }
+    for number in 0..2500 {
+        assert_eq!(follower.next()["payload"], format!("{number:06}"), "each in its turn");
+    }
+    assert_eq!(b.metric("subscriber_lagged_total"), 0.0);
+}
+
+#[test]
 fn a_new_node_joins_whom_it_is_told_to() {
     let a = node("admit = \"any\"", "");
     let dir = tempfile::tempdir().unwrap();
