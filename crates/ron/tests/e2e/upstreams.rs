@@ -407,8 +407,8 @@ fn a_slow_upload_is_not_held_against_the_upstream() {
     let node = Node::start(
         &["gateway"],
         &format!(
-            "[gateway]\nlisten = \"127.0.0.1:0\"\n[[gateway.upstreams]]\nname = \"u\"\nservers = [\"{}\"]\n\
-             breaker = {{ failures = 2 }}\n[[gateway.routes]]\npath = \"/\"\nupstream = \"u\"\ntimeout = \"200ms\"\n",
+            "[admin]\nlisten = \"127.0.0.1:0\"\n[gateway]\nlisten = \"127.0.0.1:0\"\n\
+             [[gateway.upstreams]]\nname = \"u\"\nservers = [\"{}\"]\nbreaker = {{ failures = 2 }}\n[[gateway.routes]]\npath = \"/\"\nupstream = \"u\"\ntimeout = \"200ms\"\n",
             origin.url()
         ),
     );

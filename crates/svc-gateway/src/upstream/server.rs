@@ -55,15 +55,18 @@ impl Server {
         Duration::from_micros(self.latency_us.load(Ordering::Relaxed))
     }
 
-    /// Less to do for the time it takes; where a time is unknown, less to do.
+    /// Less to do for the time it takes; where a time is unknown, less to do, and then the one that was never asked.
     pub(crate) fn is_better_than(&self, other: &Server) -> bool {
         let known = |server: &Server| server.latency_us.load(Ordering::Relaxed);
-        let (mine, theirs) = match (known(self), known(other)) {
-            (0, _) | (_, 0) => (1, 1),
-            both => both,
-        };
         let cost = |server: &Server, latency: u64| (server.load() as u64 + 1).saturating_mul(latency);
-        cost(self, mine) <= cost(other, theirs)
+        let was_asked =
+            |server: &Server, latency: u64| latency > 0 || server.failures.load(Ordering::Relaxed) > 0;
+        match (known(self), known(other)) {
+            (mine @ 1.., theirs @ 1..) => cost(self, mine) <= cost(other, theirs),
+            (mine, theirs) => {
+                (self.load(), was_asked(self, mine)) <= (other.load(), was_asked(other, theirs))
+            }
+        }
     }
 
     pub(crate) fn note_success(&self, took: Duration) {

@@ -60,6 +60,20 @@ fn the_slower_and_the_busier_of_two_gets_less() {
 }
 
 #[test]
+fn one_that_nothing_is_known_of_is_asked_first_unless_it_has_more_to_do() {
+    let upstream = upstream(2, Balance::P2c);
+    upstream.servers[0].note_success(Duration::from_millis(400));
+    assert_eq!(picks(&upstream), [0, 3000], "to know it too");
+    let asked = Loaded::new(&upstream.servers[1]);
+    assert_eq!(picks(&upstream), [3000, 0], "it has one to answer");
+    drop(asked);
+    upstream.note_failure(&upstream.servers[1]);
+    assert!(picks(&upstream).iter().all(|count| *count > 1000), "it was asked, and may be well again");
+    upstream.servers[1].note_success(Duration::from_millis(1));
+    assert_eq!(picks(&upstream), [0, 3000]);
+}
+
+#[test]
 fn a_server_that_keeps_failing_is_left_out_but_never_more_than_half_of_them() {
     let upstream = upstream(4, Balance::P2c);
     for server in 0..4 {
