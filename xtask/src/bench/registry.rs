@@ -157,6 +157,9 @@ pub(super) fn commits(bench: &Bench) -> Option<Value> {
     let nodes =
         policies.map(|(name, m, n)| (peers::registry(bench, name, &roots(m, n).canonical()), m as u8));
     let (raw, raw_p99) = fdatasync(bench)?;
+    // What a request costs that changes nothing: client, wires and wake-ups.
+    let idle = Client::Wrk { connections: 1, path: "/registry/head", script: "" };
+    let idle = load::measure(&bench.dir, &nodes[0].0, idle, bench.seconds)?.p50;
     let mut rows = vec![table::row(&[
         "",
         "clients",
@@ -215,10 +218,11 @@ pub(super) fn commits(bench: &Bench) -> Option<Value> {
         String::from("commits: one request, one durable change of 1 KB (goal: 64 clients >= 5 x etcd)");
     let _ = write!(
         title,
-        "; fdatasync of 1 KiB on the same core: p50 {raw:.0} us, p99 {raw_p99:.0} us; flushes are the machine's"
+        "; fdatasync of 1 KiB on the same core: p50 {raw:.0} us, p99 {raw_p99:.0} us; a request \
+         that changes nothing: p50 {idle:.0} us; flushes are the machine's"
     );
     table::print(&title, &rows);
-    Some(json!({"fdatasync_us": raw, "fdatasync_p99_us": raw_p99, "runs": result}))
+    Some(json!({"fdatasync_us": raw, "fdatasync_p99_us": raw_p99, "idle_p50_us": idle, "runs": result}))
 }
 
 /// Moves the head and appends, all or nothing.
