@@ -78,6 +78,9 @@ fn a_flood_of_handshakes_does_not_stop_sessions_that_are_open() {
     assert_eq!(follower.payloads(50), sent);
     assert_eq!((a.metric("sessions_active"), a.metric("session_open_total")), (1.0, 1.0));
     drop(flood);
-    // And newcomers are welcome again.
+    // And newcomers are welcome again, once it is seen that those who waited are gone.
+    a.eventually("nobody waits", |a| {
+        a.metric("queue_depth{service=\"overlay\",queue=\"ingress_work\"}") == 0.0
+    });
     drop(Raw::hello(&a, 3));
 }
