@@ -21,7 +21,7 @@ mod tunnel;
 
 pub use body::{Body, BodyError};
 pub use fields::{Fields, Lines, Written};
-pub use file::FileBody;
+pub use file::{FileBody, SentFile};
 pub use interim::{Interim, InterimSender};
 pub use io::{Duplex, Io};
 pub use last_hop::{last_hop, max_forwards};

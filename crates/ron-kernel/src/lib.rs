@@ -8,6 +8,7 @@ pub mod admin;
 pub mod admission;
 pub mod bus;
 pub mod channel;
+mod coarse;
 pub mod config;
 pub mod date;
 pub mod fnv;

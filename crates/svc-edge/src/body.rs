@@ -29,7 +29,7 @@ pub(crate) fn at_hand(
     if (held.is_none() || FileBody::is_worthwhile(range.end - range.start))
         && let Some(file) = cas.held_file(object)
     {
-        let body = FileBody::new(file, range.clone(), permit);
+        let body = FileBody::new(file, range.clone(), Some(permit));
         return Ok(Body::file(match held {
             Some(held) => body.with_bytes(held),
             None => body,

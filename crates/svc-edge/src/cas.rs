@@ -15,7 +15,7 @@ mod scrub;
 pub mod tree;
 mod upload;
 
-pub use catalog::{Asset, Described, Epoch, Names, Object, response_name};
+pub use catalog::{Asset, Described, Epoch, Form, Names, Object, response_name};
 pub use disk::DiskError;
 pub(crate) use hot::HOT;
 pub use keep::{NewName, NewResponse, Op, Put, Stored, keep};
@@ -33,12 +33,11 @@ use catalog::{Catalog, Stamp};
 use disk::Disk;
 use hot::Hot;
 use ron_kernel::channel::{self, Receiver, Sender};
-use ron_kernel::http::FileBody;
+use ron_kernel::http::{FileBody, SentFile};
 use ron_kernel::inventory::{ChannelKind, ChannelSpec, LockSpec, Policy};
 use ron_kernel::kernel::Service;
 use ron_kernel::lock::Lock;
 use ron_kernel::sync::{Limits, PushError};
-use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -140,7 +139,7 @@ pub struct Cas {
     catalog: Lock<Catalog>,
     changes: Sender<Op>,
     hot_bytes: Hot<Bytes>,
-    hot_files: Hot<File>,
+    hot_files: Hot<SentFile>,
     /// Uploads may be as large together as the store.
     arriving: Arc<Arriving>,
     settings: ArcSwap<Settings>,
@@ -271,7 +270,7 @@ impl Cas {
     }
 
     /// The file of an object that is open already, if its bytes need no check and were not found bad.
-    pub fn held_file(&self, object: &Object) -> Option<Arc<File>> {
+    pub fn held_file(&self, object: &Object) -> Option<Arc<SentFile>> {
         let condition = &object.condition;
         let file = condition.hot_file.get()?;
         let stamp = Stamp::of(&file).ok().filter(|stamp| stamp.len == object.len)?;
@@ -286,7 +285,7 @@ impl Cas {
 
     /// Keeps the file of an object open, for the next who ask. One of which only a few bytes would ever go out is not
     /// worth it.
-    pub fn hold_file(&self, object: &Object, file: &Arc<File>) {
+    pub fn hold_file(&self, object: &Object, file: &Arc<SentFile>) {
         if FileBody::is_worthwhile(object.len) {
             self.hot_files.keep(&object.condition, file.clone(), 1);
         }

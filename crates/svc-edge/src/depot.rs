@@ -17,7 +17,7 @@ use http::Method;
 use http::header::{CONTENT_LENGTH, HeaderMap, HeaderValue, IF_NONE_MATCH};
 use ron_kernel::health::Severity;
 use ron_kernel::http::client::Payload;
-use ron_kernel::http::{Body, FileBody};
+use ron_kernel::http::{Body, FileBody, SentFile};
 use ron_kernel::inventory::LockSpec;
 use ron_kernel::kernel::Service;
 use ron_kernel::lock::Lock;
@@ -81,7 +81,7 @@ struct Bucket {
 
 /// What goes out with a request.
 struct Content {
-    file: Arc<File>,
+    file: Arc<SentFile>,
     len: u64,
     sha256: [u8; 32],
 }
@@ -148,7 +148,7 @@ impl Bucket {
         let patience = Patience { until, stall: self.stall, retry: &self.retry, statuses: true };
         let body = || {
             let content = content.filter(|content| content.len > 0)?;
-            Some(Body::file(FileBody::new(content.file.clone(), 0..content.len, ())))
+            Some(Body::file(FileBody::new(content.file.clone(), 0..content.len, None)))
         };
         self.origin.ask_with(&ask, &body, &patience, &self.counters).await
     }
@@ -232,7 +232,7 @@ impl Depot {
         let path = file.path.clone();
         let opened = tokio::task::spawn_blocking(move || File::open(path)).await;
         let file = opened.map_err(std::io::Error::other).and_then(|opened| opened);
-        let file = Arc::new(file.map_err(|error| Failure::Store(error.to_string()))?);
+        let file = Arc::new(file.map_err(|error| Failure::Store(error.to_string()))?.into());
         let content = Content { file, len: arrived.len, sha256: arrived.sha256 };
         let kept = self.bucket.load_full().put_new(&key_of(&arrived.address), Some(&content)).await;
         kept.map(drop).inspect_err(|failure| self.note(failure))

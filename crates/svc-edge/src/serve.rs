@@ -21,8 +21,8 @@ use arc_swap::ArcSwap;
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_METHOD, ALLOW,
-    AUTHORIZATION, HeaderMap, HeaderValue, ORIGIN, REFERRER_POLICY, STRICT_TRANSPORT_SECURITY, VARY,
-    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, ORIGIN, REFERRER_POLICY, STRICT_TRANSPORT_SECURITY,
+    VARY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
@@ -41,6 +41,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 pub(crate) static COUNTERS: LockSpec =
     LockSpec { service: "edge", name: "counters", rank: 30, guards: "the token bucket of the rate limit" };
+
+/// Fields of every answer that is not a site's.
+const EVERYWHERE: [(HeaderName, HeaderValue); 2] = [
+    (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+];
 
 const READS: &str = "GET, HEAD, OPTIONS";
 
@@ -68,7 +74,8 @@ pub(crate) struct Edge {
     rejections: Rejections,
     requests: Arc<Family<Counter, 4>>,
     latency: Arc<Family<Histogram, 3>>,
-    cache: Arc<Family<Counter, 1>>,
+    /// Answers by where they came from, in the order of [`Source::ALL`].
+    cache: [Counter; Source::ALL.len()],
     busy: Arc<Family<Counter, 3>>,
     /// Of those, where a job found no place.
     busy_assets: Counter,
@@ -92,6 +99,8 @@ enum Source {
 }
 
 impl Source {
+    const ALL: [Source; 5] = [Source::Hit, Source::Miss, Source::Fill, Source::Stale, Source::Collapsed];
+
     /// As `edge_cache_total` calls it.
     fn label(self) -> &'static str {
         match self {
@@ -222,7 +231,7 @@ impl Edge {
                 "Time from a request's head to its response's head.",
                 ["service", "route", "method"],
             ),
-            cache,
+            cache: Source::ALL.map(|source| cache.with([source.label()])),
             busy_assets: busy.with(["edge", "/edge/assets", "work"]),
             busy_sites: busy.with(["edge", "site", "work"]),
             busy,
@@ -285,7 +294,7 @@ impl Edge {
         let (permit, budget) = self.admit(&request, (*route, snapshot), begun)?;
         match (request.method.clone(), target) {
             (Method::GET | Method::HEAD, Target::Asset(name)) => {
-                self.read_asset(&request, &name, snapshot, budget, permit).await
+                self.read_asset(&request, name, snapshot, budget, permit).await
             }
             (Method::GET | Method::HEAD, Target::Assets) => {
                 Box::pin(self.list(&request, snapshot, budget)).await
@@ -361,7 +370,7 @@ impl Edge {
     }
 
     fn count_cache(&self, source: Source) {
-        self.cache.with([source.label()]).inc();
+        self.cache[source as usize].inc();
     }
 }
 
@@ -389,12 +398,15 @@ impl Handler for Edge {
             self.rejections.count(rejection.reason);
             rejection.into_response(&corr)
         });
+        // Those have [`EVERYWHERE`] among them.
+        let written = response.body().is_behind();
         let headers = response.headers_mut();
         headers.insert(X_CORR_ID, corr.value().clone());
         // What comes from a site is the site's.
         if route != "site" {
-            headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-            headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+            if !written {
+                headers.extend(EVERYWHERE);
+            }
             if conn.secure {
                 headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
             }

@@ -7,6 +7,7 @@ use super::tunnel::Tunnel;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 use tokio::time::{Sleep, sleep_until};
@@ -42,7 +43,7 @@ pub struct Body {
     /// Rings then, for whoever waits for the next frame.
     timer: Option<Pin<Box<Sleep>>>,
     /// Fields of the answer that it is the body of, if they are written already.
-    written: Option<Box<Written>>,
+    written: Option<Arc<Written>>,
 }
 
 #[derive(Default)]
@@ -85,11 +86,16 @@ impl Body {
     /// The same body with fields that go before it as they are, behind those of its response. For clients of HTTP/1.1
     /// only, which [`ConnInfo::interim`](super::ConnInfo) tells.
     #[must_use]
-    pub fn behind(self, written: Written) -> Body {
-        Body { written: Some(Box::new(written)), ..self }
+    pub fn behind(self, written: impl Into<Arc<Written>>) -> Body {
+        Body { written: Some(written.into()), ..self }
     }
 
-    pub(crate) fn take_written(&mut self) -> Option<Box<Written>> {
+    /// Whether there are such fields.
+    pub fn is_behind(&self) -> bool {
+        self.written.is_some()
+    }
+
+    pub(crate) fn take_written(&mut self) -> Option<Arc<Written>> {
         self.written.take()
     }
 

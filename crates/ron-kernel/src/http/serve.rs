@@ -10,6 +10,7 @@ use super::table::{ConnTable, Entry, Order, Phase, PhaseLimits, Place};
 use super::timer::Timer;
 use super::{h2, proxy_protocol};
 use crate::admission::client_ip::{TrustedProxies, network_of};
+use crate::coarse;
 use crate::date::http_date;
 use crate::inventory::{TaskSort, TaskSpec};
 use crate::kernel::Service;
@@ -27,7 +28,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::io::AsyncReadExt;
 
 /// The three kinds of task a server adds to its service.
@@ -433,7 +434,7 @@ pub(crate) fn with_date<T>(then: impl FnOnce(&str) -> T) -> T {
     thread_local! {
         static DATE: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
     }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let now = coarse::unix_seconds();
     DATE.with_borrow_mut(|(second, text)| {
         if *second != now || text.is_empty() {
             *second = now;

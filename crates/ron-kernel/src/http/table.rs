@@ -3,6 +3,7 @@
 //! A connection notes what it is doing with two atomic stores; the sweeper reads them and gives orders. So a
 //! request costs no timer, and the longest idle connection can be found when its place is needed.
 
+use crate::coarse;
 use crate::sync::{Permit, Permits};
 use atomic_waker::AtomicWaker;
 use std::collections::HashMap;
@@ -10,7 +11,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Connections that can be told "too many connections" at one time, beyond the cap.
 const RESERVE: usize = 16;
@@ -58,14 +59,13 @@ pub(crate) struct ConnState {
     since: AtomicU64,
     order: AtomicU8,
     waker: AtomicWaker,
-    started: Instant,
     /// Method and path of the latest request, for naming stragglers.
     request: Mutex<Option<(http::Method, http::Uri)>>,
 }
 
 impl ConnState {
     pub(crate) fn set_phase(&self, phase: Phase) {
-        self.since.store(self.millis(), Ordering::Relaxed);
+        self.since.store(coarse::millis(), Ordering::Relaxed);
         self.phase.store(phase as u8, Ordering::Release);
     }
 
@@ -126,12 +126,8 @@ impl ConnState {
         }
     }
 
-    fn millis(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-
     fn age(&self) -> Duration {
-        Duration::from_millis(self.millis().saturating_sub(self.since.load(Ordering::Relaxed)))
+        Duration::from_millis(coarse::millis().saturating_sub(self.since.load(Ordering::Relaxed)))
     }
 }
 
@@ -221,10 +217,9 @@ impl ConnTable {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let state = Arc::new(ConnState {
             phase: AtomicU8::new(Phase::Handshake as u8),
-            since: AtomicU64::new(0),
+            since: AtomicU64::new(coarse::millis()),
             order: AtomicU8::new(Order::None as u8),
             waker: AtomicWaker::new(),
-            started: Instant::now(),
             request: Mutex::new(None),
         });
         self.lock().insert(id, state.clone());
@@ -406,14 +401,12 @@ mod tests {
     #[test]
     fn only_a_connection_that_was_answered_just_now_is_in_use() {
         let table = ConnTable::new(3);
-        let mut entry = enter(&table);
+        let entry = enter(&table);
         for (phase, in_use) in [(Phase::Head, false), (Phase::Busy, false), (Phase::Idle, true)] {
             entry.state.set_phase(phase);
             assert_eq!(entry.state.is_in_use(), in_use, "{phase:?}");
         }
-        drop(table.lock().remove(&entry.id));
-        let state = Arc::get_mut(&mut entry.state).unwrap();
-        state.started = state.started.checked_sub(FIRST_WORD).unwrap();
+        entry.state.since.fetch_sub(FIRST_WORD.as_millis() as u64, Ordering::Relaxed);
         assert!(!entry.state.is_in_use(), "it was answered a while ago");
     }
 

@@ -86,6 +86,40 @@ fn an_object_is_stored_once_and_served_by_its_address_for_ever() {
     assert_eq!(edge.node.metric("edge_cache_total{result=\"miss\"}"), 1.0);
 }
 
+/// The fields of an answer but for those that differ with each, sorted.
+pub(crate) fn lasting(answer: &Answer) -> Vec<(String, String)> {
+    let passing = ["date", "x-corr-id", "age", "connection"];
+    let mut fields: Vec<_> =
+        answer.headers.iter().filter(|(name, _)| !passing.contains(&name.as_str())).cloned().collect();
+    fields.sort();
+    fields
+}
+
+#[test]
+fn a_hit_says_the_same_each_time_as_to_head_and_under_each_name_what_is_true_of_it() {
+    let edge = Edge::start("", "");
+    let body = "{} ".repeat(20_000);
+    let address = edge.put("/edge/cas", body.as_bytes()).json()["b3"].as_str().unwrap().to_owned();
+    edge.put("/edge/assets/a.txt", body.as_bytes());
+    edge.put("/edge/assets/b.json", body.as_bytes());
+    let cas = format!("/edge/cas/{address}");
+    let names =
+        [("/edge/assets/a.txt", "text/plain; charset=utf-8"), ("/edge/assets/b.json", "application/json")];
+    for (path, content_type) in names.into_iter().chain([(&*cas, "application/octet-stream")]) {
+        for coding in ["identity", "gzip"] {
+            let asked = [("Accept-Encoding", coding)];
+            let head = request(&edge.address(), "HEAD", path, &asked, b"").unwrap();
+            assert_eq!((head.status, head.header("content-type")), (200, Some(content_type)), "{path}");
+            assert!(head.headers.len() >= 12, "{:?}", head.headers);
+            for _ in 0..3 {
+                let answer = edge.get(path, &asked);
+                assert_eq!(lasting(&answer), lasting(&head), "{path} as {coding}");
+                assert_eq!(answer.header("content-length"), Some(answer.body.len().to_string().as_str()));
+            }
+        }
+    }
+}
+
 #[test]
 fn an_asset_has_a_type_encodings_with_their_own_tags_and_conditions() {
     let edge = Edge::start("", "");

@@ -1,6 +1,6 @@
 //! Live fill: assets from origins, each fetched once, whatever the origin does.
 
-use crate::edge::{Edge, config};
+use crate::edge::{Edge, config, lasting};
 use crate::http2::{DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS, WINDOW_UPDATE, frame, read_frame};
 use ron_testkit::{Answer, Client, Gate, Node, Origin, Script, SmallDisk, request};
 use rustls::pki_types::pem::PemObject as _;
@@ -120,6 +120,8 @@ fn what_is_not_stored_is_fetched_once_and_served_like_any_asset() {
         (Some("ron-edge; hit"), Some(address.as_str()))
     );
     assert!(again.header("age").is_some());
+    let head = filled.edge.send("HEAD", "/edge/assets/img/a.txt", &[], b"");
+    assert_eq!((lasting(&again), again.header("cache-control")), (lasting(&head), Some("max-age=60")));
     let part = filled.edge.get("/edge/assets/img/a.txt", &[("Range", "bytes=5-9")]);
     assert_eq!((part.status, part.text().as_str()), (206, "line\n"));
     assert_eq!(filled.edge.get("/edge/assets/img/a.txt", &[("If-None-Match", &address)]).status, 304);

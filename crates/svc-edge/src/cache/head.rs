@@ -74,7 +74,8 @@ pub struct StoredHead {
     selecting: Selecting,
     received: UnixMillis,
     initial_age_ms: u64,
-    /// Its `Age` was not one plain number. Kept, so that whether this matters can be decided later.
+    /// Its `Age` was neither one plain number nor a list of one line without blanks, whose first member counts. Kept, so that
+    /// whether this matters can be decided later.
     pub(super) unclear_age: bool,
     /// Must not be used before the origin has confirmed it.
     invalid: bool,

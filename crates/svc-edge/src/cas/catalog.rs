@@ -5,10 +5,12 @@ use super::hot::Slot;
 use crate::address::Address;
 use crate::cache::{StoredHead, UnixMillis};
 use crate::semantics::Coding;
+use arc_swap::ArcSwapOption;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::HeaderValue;
+use ron_kernel::http::{SentFile, Written};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::fs::File;
@@ -47,10 +49,11 @@ pub struct Condition {
     pub bad: AtomicBool,
     /// Its bytes and its file, if it is wanted often.
     pub(super) hot_bytes: Slot<Bytes>,
-    pub(super) hot_file: Slot<File>,
+    pub(super) hot_file: Slot<SentFile>,
     verified: Mutex<Option<Stamp>>,
     /// What every answer says of it, once that was put together.
     described: OnceLock<Described>,
+    plain: ArcSwapOption<Plain>,
 }
 
 /// Fields that are the same in every answer with an object.
@@ -62,7 +65,54 @@ pub struct Described {
     pub modified: (u64, HeaderValue),
 }
 
+/// What the fields of an answer with a whole object depend on besides the object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Form<'a> {
+    /// In Unix seconds.
+    pub modified: u64,
+    pub coding: Coding,
+    pub content_type: &'a str,
+    pub negotiated: bool,
+    pub immutable: bool,
+}
+
+/// The fields of such an answer, as HTTP/1.1 writes them.
+#[derive(Debug)]
+struct Plain {
+    modified: u64,
+    coding: Coding,
+    content_type: Box<str>,
+    negotiated: bool,
+    immutable: bool,
+    written: Arc<Written>,
+}
+
+impl Plain {
+    fn form(&self) -> Form<'_> {
+        let Plain { modified, coding, ref content_type, negotiated, immutable, .. } = *self;
+        Form { modified, coding, content_type, negotiated, immutable }
+    }
+}
+
 impl Condition {
+    /// The fields of an answer of this form, made by `make` unless they are known: those of the name that was given last.
+    pub fn written(&self, form: Form<'_>, make: impl FnOnce() -> Written) -> Arc<Written> {
+        let known = self.plain.load();
+        if let Some(known) = &*known
+            && known.form() == form
+        {
+            return known.written.clone();
+        }
+        let written = Arc::new(make());
+        if known.as_ref().is_none_or(|known| known.modified < form.modified) {
+            let Form { modified, coding, content_type, negotiated, immutable } = form;
+            let (content_type, written) = (content_type.into(), written.clone());
+            let plain = Plain { modified, coding, content_type, negotiated, immutable, written };
+            self.plain.store(Some(Arc::new(plain)));
+        }
+        written
+    }
+
     /// The fields of an object, made by `make` unless they are known. What may still change is not kept.
     pub fn described(&self, make: impl FnOnce() -> Described) -> Described {
         if let Some(known) = self.described.get() {
@@ -476,5 +526,43 @@ impl Catalog {
                 self.assets.iter().filter(|(_, asset)| has(asset)).map(|(name, _)| name.clone()).collect()
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fields_of_the_newest_name_are_written_once_and_no_name_gets_anothers() {
+        let condition = Condition::default();
+        let form = |modified, content_type| Form {
+            modified,
+            coding: Coding::Identity,
+            content_type,
+            negotiated: true,
+            immutable: false,
+        };
+        let written = |form: Form<'_>, kept: bool| {
+            let mut made = false;
+            let written = condition.written(form, || {
+                made = true;
+                let mut written = Written::default();
+                written.push(b"content-type", form.content_type.as_bytes());
+                written
+            });
+            let lines = format!("content-type: {}\r\n", form.content_type);
+            assert_eq!((written.lines(), made), (lines.as_bytes(), !kept), "{form:?}");
+        };
+        written(form(1, "text/plain"), false);
+        written(form(1, "text/plain"), true);
+        written(form(1, "text/html"), false);
+        written(Form { immutable: true, ..form(1, "text/plain") }, false);
+        written(Form { coding: Coding::Gzip, ..form(1, "text/plain") }, false);
+        written(form(1, "text/plain"), true);
+        written(form(2, "text/html"), false);
+        written(form(2, "text/html"), true);
+        written(form(1, "text/plain"), false);
+        written(form(2, "text/html"), true);
     }
 }

@@ -7,10 +7,10 @@
 use super::catalog::Condition;
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
+use ron_kernel::http::SentFile;
 use ron_kernel::inventory::{Inventory, LockSpec};
 use ron_kernel::lock::Lock;
 use std::collections::VecDeque;
-use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -67,8 +67,8 @@ impl Hot<Bytes> {
     }
 }
 
-impl Hot<File> {
-    pub(super) fn files(inventory: &Inventory) -> Hot<File> {
+impl Hot<SentFile> {
+    pub(super) fn files(inventory: &Inventory) -> Hot<SentFile> {
         Hot::new(inventory, |condition| &condition.hot_file, FILES_MAX)
     }
 }
@@ -143,7 +143,7 @@ mod tests {
         let hot = Hot::files(&Inventory::new(Metrics::default()));
         let all: Vec<Arc<Condition>> = (0..300).map(|_| Arc::default()).collect();
         for condition in &all {
-            hot.keep(condition, Arc::new(tempfile::tempfile().unwrap()), 1);
+            hot.keep(condition, Arc::new(tempfile::tempfile().unwrap().into()), 1);
         }
         assert_eq!(all.iter().filter(|condition| condition.hot_file.get().is_some()).count(), 256);
     }

@@ -6,6 +6,7 @@ use super::tree::{CheckError, GROUP, TreeChecker, TreeHasher, outboard_len};
 use super::upload::Temporary;
 use crate::address::Address;
 use bytes::Bytes;
+use ron_kernel::http::SentFile;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::ops::Range;
@@ -52,7 +53,7 @@ impl From<io::Error> for ReadError {
 
 #[derive(Debug)]
 enum Source {
-    Disk { file: Arc<File>, outboard: Option<File>, stamp: Stamp },
+    Disk { file: Arc<SentFile>, outboard: Option<File>, stamp: Stamp },
     Memory(Bytes),
 }
 
@@ -88,7 +89,7 @@ impl Reader {
             let missing = error.kind() == io::ErrorKind::NotFound;
             condition.bad.fetch_or(missing, Ordering::Relaxed);
         });
-        let file = Arc::new(opened?);
+        let file = Arc::new(SentFile::from(opened?));
         let stamp = Stamp::of(&file)?;
         let trusted = trust.in_file(&condition, stamp);
         let mut reader = Reader {
@@ -177,7 +178,7 @@ impl Reader {
     }
 
     /// The file, if its bytes need no check.
-    pub fn unchecked(&self) -> Option<&Arc<File>> {
+    pub fn unchecked(&self) -> Option<&Arc<SentFile>> {
         match &self.source {
             Source::Disk { file, .. } if self.checker.is_none() => Some(file),
             _ => None,

@@ -6,6 +6,7 @@ use crate::semantics::Coding;
 use http::HeaderMap;
 use http::header::{IF_MATCH, IF_NONE_MATCH};
 use ron_kernel::kernel::Kernel;
+use std::fs::File;
 use std::time::Duration;
 
 fn settings(max_bytes: u64, trust: Trust) -> Settings {

@@ -126,11 +126,11 @@ impl Origins {
         Ok(origins)
     }
 
-    /// The origin of an asset, and its path there. `name` begins with a slash and is decoded.
+    /// The origin of an asset, and its path there. `name` has no slash before it, as prefixes have, and is decoded.
     pub(crate) fn of_asset(&self, name: &str) -> Option<(&Arc<Origin>, String)> {
-        let fits = |(prefix, _): &&(String, Arc<Origin>)| name.starts_with(prefix.as_str());
-        let (prefix, origin) = self.assets.iter().find(fits)?;
-        let rest = &name[prefix.len()..];
+        let behind = |prefix: &str| name.strip_prefix(prefix.strip_prefix('/')?);
+        let (rest, origin) =
+            self.assets.iter().find_map(|(prefix, origin)| Some((behind(prefix)?, origin)))?;
         let base = &origin.url.path;
         let slash = if base.ends_with('/') || rest.starts_with('/') { "" } else { "/" };
         let base = if rest.starts_with('/') { base.trim_end_matches('/') } else { base };
@@ -603,11 +603,11 @@ mod tests {
                 "{prefix} {url} {name}"
             );
         };
-        check("/img/", "http://a/", "/img/a.png", Some("/a.png"));
-        check("/img/", "http://a/b/", "/img/c/d e?%\u{fc}", Some("/b/c/d%20e%3F%25%C3%BC"));
-        check("/img", "http://a/b", "/img/c", Some("/b/c"));
-        check("/img/", "http://a/b", "/img/c", Some("/b/c"));
-        check("/", "http://a", "/img/c", Some("/img/c"));
-        check("/img/", "http://a/", "/imgs/a", None);
+        check("/img/", "http://a/", "img/a.png", Some("/a.png"));
+        check("/img/", "http://a/b/", "img/c/d e?%\u{fc}", Some("/b/c/d%20e%3F%25%C3%BC"));
+        check("/img", "http://a/b", "img/c", Some("/b/c"));
+        check("/img/", "http://a/b", "img/c", Some("/b/c"));
+        check("/", "http://a", "img/c", Some("/img/c"));
+        check("/img/", "http://a/", "imgs/a", None);
     }
 }

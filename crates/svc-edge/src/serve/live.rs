@@ -58,17 +58,17 @@ impl Edge {
     pub(super) async fn read_asset(
         &self,
         request: &Parts,
-        name: &str,
+        name: String,
         snapshot: &Arc<Snapshot>,
         budget: Budget,
         permit: Permit,
     ) -> Result<Response<Body>, Rejection> {
         let query = request.uri.query();
-        let stands_for = snapshot.origins.of_asset(&format!("/{name}"));
+        let stands_for = snapshot.origins.of_asset(&name);
         let policy = stands_for.as_ref().map(|(origin, _)| origin.policy.clone()).unwrap_or_default();
         let wanted = Wanted {
             request,
-            key: self.asset_key(name.to_owned(), query),
+            key: self.asset_key(name, query),
             origin: stands_for.filter(|_| is_live(snapshot)).map(|(origin, path)| match query {
                 Some(query) => (origin, format!("{path}?{query}")),
                 None => (origin, path),

@@ -1,10 +1,10 @@
 //! Answers to GET and HEAD.
 
-use super::{Edge, Snapshot, Source, unix_millis, value};
+use super::{EVERYWHERE, Edge, Snapshot, Source, unix_millis, value};
 use crate::address::Address;
 use crate::body::{ObjectBody, Stored, at_hand};
 use crate::cache::{CACHE_STATUS, CacheStatus, StoredHead};
-use crate::cas::{Described, Object, ReadError, slice};
+use crate::cas::{Described, Form, Object, ReadError, slice};
 use crate::semantics::{Available, Coding, Decision, Piece, REPR_DIGEST, Variant, decide, repr_digest};
 use bytes::{Bytes, BytesMut};
 use http::header::{
@@ -12,15 +12,16 @@ use http::header::{
     EXPIRES, HeaderMap, HeaderValue, LAST_MODIFIED, VARY,
 };
 use http::request::Parts;
-use http::{Method, Response, StatusCode};
+use http::{Method, Response, StatusCode, Version};
 use ron_kernel::admission::deadline::Budget;
 use ron_kernel::date::http_date;
-use ron_kernel::http::{Body, FileBody};
+use ron_kernel::http::{Body, FileBody, Written};
 use ron_kernel::problem::Rejection;
 use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
 use std::fmt::Display;
 use std::io::ErrorKind;
+use std::sync::Arc;
 
 /// What is stored under an address never changes.
 pub(super) const FOREVER: &str = "public, max-age=31536000, immutable";
@@ -95,7 +96,11 @@ impl Edge {
         let object =
             resource.variants.iter().find(|(variant, _)| Some(*variant) == chosen).map(|(_, object)| object);
         self.count_cache(resource.source);
-        let headers = fields(resource, &decision, object);
+        let written = written(request, resource, &decision, object);
+        let headers = match written {
+            Some(_) => origins_fields(resource),
+            None => fields(resource, &decision, object),
+        };
         let (Some(variant), Some(object)) = (chosen, object) else {
             return Err(refusal(Reason::NotAcceptable, "no stored encoding is acceptable", headers));
         };
@@ -113,7 +118,10 @@ impl Edge {
             _ if request.method == Method::HEAD => {}
             _ => {
                 let body = self.body(variant.address, object.clone(), decision, budget, permit).await?;
-                *response.body_mut() = body;
+                *response.body_mut() = match written {
+                    Some(written) => body.behind(written),
+                    None => body,
+                };
             }
         }
         *response.headers_mut() = headers;
@@ -171,7 +179,7 @@ impl Edge {
             return Ok(Body::full(bytes).ending_by(until));
         }
         if let Some(file) = reader.unchecked().filter(|_| whole) {
-            return Ok(Body::file(FileBody::new(file.clone(), first, permit)).ending_by(until));
+            return Ok(Body::file(FileBody::new(file.clone(), first, Some(permit))).ending_by(until));
         }
         let left = decision.content_length;
         let reader = Stored(self.cas.clone(), reader);
@@ -211,6 +219,43 @@ fn assembled(held: &Bytes, pieces: Vec<Piece>) -> Bytes {
     out.freeze()
 }
 
+/// The fields of an answer that need not be put together again: all those of a whole object that was stored, but for
+/// what its origin said of it.
+fn written(
+    request: &Parts,
+    resource: &Resource<'_>,
+    decision: &Decision,
+    object: Option<&Object>,
+) -> Option<Arc<Written>> {
+    let plain = request.version < Version::HTTP_2
+        && request.method == Method::GET
+        && decision.status == StatusCode::OK
+        && resource.source == Source::Hit
+        && resource.status == Source::Hit.status();
+    let object = object.filter(|object| plain && object.sha256.is_some())?;
+    let Resource { modified, content_type, negotiated, immutable, .. } = *resource;
+    let form = Form { modified, coding: decision.variant?.coding, content_type, negotiated, immutable };
+    Some(object.condition.written(form, || {
+        let bare = Resource { origin: None, ..*resource };
+        let mut written = Written::default();
+        let fields = fields(&bare, decision, Some(object));
+        for (name, value) in fields.iter().chain(&HeaderMap::from_iter(EVERYWHERE)) {
+            written.push(name.as_str().as_bytes(), value.as_bytes());
+        }
+        written
+    }))
+}
+
+/// What an origin said about how long its answer is good, and how old it is.
+fn origins_fields(resource: &Resource<'_>) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    if let Some((head, age)) = resource.origin {
+        pass_freshness(head.headers(), &mut headers);
+        headers.insert(AGE, age.into());
+    }
+    headers
+}
+
 /// The fields of an answer, be it good or not.
 fn fields(resource: &Resource<'_>, decision: &Decision, object: Option<&Object>) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(16);
@@ -235,10 +280,7 @@ fn fields(resource: &Resource<'_>, decision: &Decision, object: Option<&Object>)
     if resource.immutable {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static(FOREVER));
     }
-    if let Some((head, age)) = resource.origin {
-        pass_freshness(head.headers(), &mut headers);
-        headers.insert(AGE, age.into());
-    }
+    headers.extend(origins_fields(resource));
     if matches!(decision.status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
         headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
         headers.insert(CONTENT_TYPE, value(decision.content_type.as_str()));

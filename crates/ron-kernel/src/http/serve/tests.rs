@@ -64,7 +64,7 @@ fn stretch(range: Range<u64>) -> FileBody {
     } else {
         file.set_len(range.end).unwrap();
     }
-    FileBody::new(Arc::new(file), range, ())
+    FileBody::new(Arc::new(file.into()), range, None)
 }
 
 struct Endless;
