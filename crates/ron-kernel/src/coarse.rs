@@ -4,13 +4,17 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// Milliseconds since the system started.
 pub(crate) fn millis() -> u64 {
-    let now = clock_gettime(ClockId::MonotonicCoarse);
-    u64::try_from(now.tv_sec * 1000 + now.tv_nsec / 1_000_000).unwrap_or(0)
+    of(ClockId::MonotonicCoarse)
 }
 
-/// Seconds of Unix time.
-pub(crate) fn unix_seconds() -> u64 {
-    u64::try_from(clock_gettime(ClockId::RealtimeCoarse).tv_sec).unwrap_or(0)
+/// Milliseconds of Unix time.
+pub(crate) fn unix_millis() -> u64 {
+    of(ClockId::RealtimeCoarse)
+}
+
+fn of(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    u64::try_from(now.tv_sec * 1000 + now.tv_nsec / 1_000_000).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -26,8 +30,8 @@ mod tests {
         let (within, after, whole) = (within.elapsed(), millis(), whole.elapsed());
         let passed = u128::from(after - before);
         assert!(passed + GRAIN >= within.as_millis() && passed <= whole.as_millis() + GRAIN, "{passed} ms");
-        let exact = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-        let (before, now, after) = (exact(), unix_seconds(), exact());
-        assert!((before - 1..=after).contains(&now), "{now} is not from {before} to {after}");
+        let exact = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
+        let (before, now, after) = (exact(), u128::from(unix_millis()), exact());
+        assert!((before - GRAIN..=after).contains(&now), "{now} is not from {before} to {after}");
     }
 }

@@ -1,5 +1,6 @@
 //! Errors as clients see them: `application/problem+json`, a reason, a correlation id, and nothing internal.
 
+use crate::coarse;
 use crate::http::{Body, BodyError, WritePatience};
 use crate::reason::Reason;
 use bytes::Bytes;
@@ -9,7 +10,6 @@ use http_body::Body as HttpBody;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::fmt::Write as _;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 pub const X_CORR_ID: HeaderName = HeaderName::from_static("x-corr-id");
 pub const X_REASON: HeaderName = HeaderName::from_static("x-reason");
@@ -33,9 +33,7 @@ impl CorrId {
 
     #[expect(clippy::new_without_default, reason = "each one is different")]
     pub fn new() -> CorrId {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let millis = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-        CorrId(uuid_v7(millis, crate::random::u64(), crate::random::u64()))
+        CorrId(uuid_v7(coarse::unix_millis(), crate::random::u64(), crate::random::u64()))
     }
 
     pub fn value(&self) -> &HeaderValue {

@@ -37,7 +37,7 @@ use ron_kernel::reason::{Reason, Rejections};
 use ron_kernel::sync::{Permit, Permits};
 use ron_kernel::token::{Verifier, Wish};
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub(crate) static COUNTERS: LockSpec =
     LockSpec { service: "edge", name: "counters", rank: 30, guards: "the token bucket of the rate limit" };
@@ -74,6 +74,8 @@ pub(crate) struct Edge {
     rejections: Rejections,
     requests: Arc<Family<Counter, 4>>,
     latency: Arc<Family<Histogram, 3>>,
+    /// Of both, what counts a good answer to GET, by route.
+    usual: [(&'static str, Counter, Histogram); 3],
     /// Answers by where they came from, in the order of [`Source::ALL`].
     cache: [Counter; Source::ALL.len()],
     busy: Arc<Family<Counter, 3>>,
@@ -216,6 +218,15 @@ impl Edge {
         let cache: Arc<Family<Counter, 1>> =
             service.metrics().family("edge_cache_total", "Answers by where they came from.", ["result"]);
         origins.put_to_use();
+        let requests = requests_family(service);
+        let latency: Arc<Family<Histogram, 3>> = service.metrics().family(
+            "request_latency_seconds",
+            "Time from a request's head to its response's head.",
+            ["service", "route", "method"],
+        );
+        let usual = ["/edge/assets", "/edge/cas", "/edge/packs"].map(|route| {
+            (route, requests.with(["edge", route, "GET", "200"]), latency.with(["edge", route, "GET"]))
+        });
         Edge {
             snapshot: ArcSwap::from_pointee(Snapshot { settings: settings.clone(), origins, verifier }),
             cas,
@@ -225,12 +236,9 @@ impl Edge {
             inflight,
             rate: Single::new(service.inventory(), &COUNTERS),
             rejections,
-            requests: requests_family(service),
-            latency: service.metrics().family(
-                "request_latency_seconds",
-                "Time from a request's head to its response's head.",
-                ["service", "route", "method"],
-            ),
+            requests,
+            latency,
+            usual,
             cache: Source::ALL.map(|source| cache.with([source.label()])),
             busy_assets: busy.with(["edge", "/edge/assets", "work"]),
             busy_sites: busy.with(["edge", "site", "work"]),
@@ -369,6 +377,18 @@ impl Edge {
         }
     }
 
+    fn count(&self, route: &'static str, method: &'static str, status: StatusCode, elapsed: Duration) {
+        let is_usual = status == StatusCode::OK && method == "GET";
+        let usual = self.usual.iter().find(|(known, ..)| is_usual && *known == route);
+        if let Some((_, requests, latency)) = usual {
+            requests.inc();
+            latency.observe(elapsed);
+        } else {
+            self.requests.with(["edge", route, method, status.as_str()]).inc();
+            self.latency.with(["edge", route, method]).observe(elapsed);
+        }
+    }
+
     fn count_cache(&self, source: Source) {
         self.cache[source as usize].inc();
     }
@@ -413,9 +433,8 @@ impl Handler for Edge {
             share(headers, &snapshot.settings.cors.allow_origins, origin, preflight && method == "OPTIONS");
         }
         let status = response.status();
-        self.requests.with(["edge", route, method, status.as_str()]).inc();
         let elapsed = begun.elapsed();
-        self.latency.with(["edge", route, method]).observe(elapsed);
+        self.count(route, method, status, elapsed);
         tracing::debug!(
             corr_id = corr.as_str(),
             route,

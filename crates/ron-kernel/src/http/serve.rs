@@ -434,7 +434,7 @@ pub(crate) fn with_date<T>(then: impl FnOnce(&str) -> T) -> T {
     thread_local! {
         static DATE: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
     }
-    let now = coarse::unix_seconds();
+    let now = coarse::unix_millis() / 1000;
     DATE.with_borrow_mut(|(second, text)| {
         if *second != now || text.is_empty() {
             *second = now;

@@ -16,7 +16,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::ops::Bound;
-use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -35,9 +34,9 @@ pub struct Stamp {
 
 impl Stamp {
     pub fn of(file: &File) -> io::Result<Stamp> {
-        let meta = file.metadata()?;
-        let modified = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
-        Ok(Stamp { inode: meta.ino(), len: meta.len(), modified })
+        let meta = rustix::fs::fstat(file)?;
+        let modified = i128::from(meta.st_mtime) * 1_000_000_000 + i128::from(meta.st_mtime_nsec);
+        Ok(Stamp { inode: meta.st_ino, len: u64::try_from(meta.st_size).unwrap_or(0), modified })
     }
 }
 

@@ -21,6 +21,7 @@ use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
 use std::fmt::Display;
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What is stored under an address never changes.
@@ -117,7 +118,16 @@ impl Edge {
             StatusCode::NOT_MODIFIED => {}
             _ if request.method == Method::HEAD => {}
             _ => {
-                let body = self.body(variant.address, object.clone(), decision, budget, permit).await?;
+                let until = if decision.content_length <= SHORT { Some(budget.until) } else { budget.client };
+                let body = match self.at_hand(object, &decision, permit) {
+                    Ok(body) => body,
+                    // Boxed: what is at hand shall not pay for the room that this takes.
+                    Err(permit) => {
+                        let opened = self.open(variant.address, object.clone(), decision, budget, permit);
+                        Box::pin(opened).await?
+                    }
+                }
+                .ending_by(until);
                 *response.body_mut() = match written {
                     Some(written) => body.behind(written),
                     None => body,
@@ -128,8 +138,20 @@ impl Edge {
         Ok(response)
     }
 
+    /// The body, if nothing has to be read for it; else the permit is given back.
+    fn at_hand(&self, object: &Object, decision: &Decision, permit: Permit) -> Result<Body, Permit> {
+        match (&decision.pieces[..], first(decision)) {
+            (_, None) => Ok(Body::default()),
+            ([_], Some(range)) => at_hand(&self.cas, object, &range, permit),
+            (pieces, _) => match self.cas.held(object) {
+                Some(held) => Ok(Body::full(assembled(&held, pieces))),
+                None => Err(permit),
+            },
+        }
+    }
+
     /// The body, of which the first bytes are read and checked before the answer begins.
-    pub(super) async fn body(
+    async fn open(
         &self,
         address: Address,
         object: Object,
@@ -137,22 +159,8 @@ impl Edge {
         budget: Budget,
         permit: Permit,
     ) -> Result<Body, Rejection> {
-        let first = decision.pieces.iter().find_map(|piece| match piece {
-            Piece::Bytes(range) => Some(range.clone()),
-            Piece::Text(_) => None,
-        });
-        let Some(first) = first.filter(|range| !range.is_empty()) else { return Ok(Body::default()) };
-        let until = if decision.content_length <= SHORT { Some(budget.until) } else { budget.client };
-        let whole = matches!(&decision.pieces[..], [Piece::Bytes(_)]);
-        let mut permit = permit;
-        if whole {
-            match at_hand(&self.cas, &object, &first, permit) {
-                Ok(body) => return Ok(body.ending_by(until)),
-                Err(unused) => permit = unused,
-            }
-        } else if let Some(held) = self.cas.held(&object) {
-            return Ok(Body::full(assembled(&held, decision.pieces)).ending_by(until));
-        }
+        let Some(first) = first(&decision) else { return Ok(Body::default()) };
+        let whole = decision.pieces.len() == 1;
         let seen = object.clone();
         let (cas, range) = (self.cas.clone(), first.clone());
         let opened = tokio::task::spawn_blocking(move || {
@@ -176,15 +184,14 @@ impl Edge {
             self.cas.hold_file(&seen, file);
         }
         if bytes.len() as u64 == decision.content_length {
-            return Ok(Body::full(bytes).ending_by(until));
+            return Ok(Body::full(bytes));
         }
         if let Some(file) = reader.unchecked().filter(|_| whole) {
-            return Ok(Body::file(FileBody::new(file.clone(), first, Some(permit))).ending_by(until));
+            return Ok(Body::file(FileBody::new(file.clone(), first, Some(permit))));
         }
         let left = decision.content_length;
         let reader = Stored(self.cas.clone(), reader);
-        let body = ObjectBody::new(reader, bytes, decision.pieces, left, permit);
-        Ok(Body::stream(body).ending_by(until))
+        Ok(Body::stream(ObjectBody::new(reader, bytes, decision.pieces, left, permit)))
     }
 
     pub(super) fn unreadable(&self, object: &dyn Display, error: &ReadError) -> Rejection {
@@ -207,13 +214,22 @@ impl Edge {
     }
 }
 
+/// The bytes of an object that go out first, if any do.
+fn first(decision: &Decision) -> Option<Range<u64>> {
+    let mut ranges = decision.pieces.iter().filter_map(|piece| match piece {
+        Piece::Bytes(range) => Some(range.clone()),
+        Piece::Text(_) => None,
+    });
+    ranges.next().filter(|range| !range.is_empty())
+}
+
 /// Several parts of an object that is all there, and what goes between them.
-fn assembled(held: &Bytes, pieces: Vec<Piece>) -> Bytes {
+fn assembled(held: &Bytes, pieces: &[Piece]) -> Bytes {
     let mut out = BytesMut::new();
     for piece in pieces {
         match piece {
-            Piece::Text(text) => out.extend_from_slice(&text),
-            Piece::Bytes(range) => out.extend_from_slice(&slice(held, &range)),
+            Piece::Text(text) => out.extend_from_slice(text),
+            Piece::Bytes(range) => out.extend_from_slice(&slice(held, range)),
         }
     }
     out.freeze()
