@@ -36,6 +36,11 @@ impl Response {
 
 /// Sends a request to `host:port` and reads the head of the answer.
 pub(crate) fn ask(address: &str, asked: &Asked<'_>) -> io::Result<Response> {
+    let breaks_out = |text: &str| text.contains(|c: char| c.is_ascii_control());
+    let fields = asked.headers.iter().map(|(_, value)| *value);
+    if asked.path.contains(' ') || fields.chain([asked.path]).any(breaks_out) {
+        return Err(io::Error::new(ErrorKind::InvalidInput, "it has a character that no request may have"));
+    }
     let resolved = address.to_socket_addrs()?.next().ok_or(ErrorKind::NotFound)?;
     let mut stream = TcpStream::connect_timeout(&resolved, CONNECT_TIMEOUT)?;
     stream.set_read_timeout(Some(asked.silence_max))?;

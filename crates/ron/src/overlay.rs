@@ -1,5 +1,6 @@
 //! `ron overlay …`: publish, follow, look at peers.
 
+use crate::Usage;
 use crate::cli::OverlayCommand;
 use crate::client::{Admin, Target};
 use crate::commands::print;
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use svc_overlay::Topic;
 
 pub(crate) fn run(command: OverlayCommand) -> anyhow::Result<ExitCode> {
     match command {
@@ -45,7 +47,7 @@ fn publish_lines(topic: &str, input: &[u8], wait: Option<Span>, target: &Target)
     fields.extend(wait.iter().map(|wait| ("Request-Timeout", wait.as_str())));
     let (admin, mut published) = (Admin::find(target)?, 0);
     for batch in lines.chunks(MESSAGES_MAX) {
-        let answer = admin.send("POST", &path(topic), &fields, batch.join("\n").as_bytes())?;
+        let answer = admin.send("POST", &path(topic)?, &fields, batch.join("\n").as_bytes())?;
         if target.json {
             print(&answer.body.to_string())?;
         }
@@ -61,7 +63,7 @@ fn publish_lines(topic: &str, input: &[u8], wait: Option<Span>, target: &Target)
 fn publish(topic: &str, payload: &[u8], wait: Option<Span>, target: &Target) -> anyhow::Result<ExitCode> {
     let wait = wait.map(|wait| format!("{}ms", wait.0.as_millis()));
     let fields: Vec<_> = wait.iter().map(|wait| ("Request-Timeout", wait.as_str())).collect();
-    let answer = Admin::find(target)?.send("POST", &path(topic), &fields, payload)?;
+    let answer = Admin::find(target)?.send("POST", &path(topic)?, &fields, payload)?;
     if target.json {
         print(&answer.body.to_string())?;
     }
@@ -73,13 +75,16 @@ fn publish(topic: &str, payload: &[u8], wait: Option<Span>, target: &Target) -> 
     print(&format!("{id}  pushed to {queued}, announced to {lazy}, no room at {refused}"))
 }
 
-fn path(topic: &str) -> String {
-    format!("/overlay/topics/{topic}")
+fn path(topic: &str) -> anyhow::Result<String> {
+    let topic = Topic::parse(topic).ok_or_else(|| {
+        Usage(format!("{topic:?} is no topic: it has 1 to 128 of a-z, 0-9, '.', '_', '/' and '-'"))
+    })?;
+    Ok(format!("/overlay/topics/{topic}"))
 }
 
 /// Prints until the node ends the stream, which it does when it shuts down.
 fn follow(topic: &str, target: &Target) -> anyhow::Result<ExitCode> {
-    let stream = BufReader::new(Admin::find(target)?.stream(&path(topic))?);
+    let stream = BufReader::new(Admin::find(target)?.stream(&path(topic)?)?);
     let mut event = String::new();
     for line in stream.lines() {
         let line = line.context("the node's stream broke off")?;

@@ -36,7 +36,7 @@ settings! {
         handshakes_per_ip: u64 = 10 => Hot;
         /// From a connection's beginning to the end of HELLO.
         handshake_timeout: Span = Span::secs(3) => Hot;
-        /// Connections open at one time, both ways; half of them may be in their handshake.
+        /// Connections open at one time, both ways; half of them, and never more than 256, may be in their handshake.
         max_conns: usize = 1024 => Hot;
         /// Bytes that all queues together may hold.
         queue_bytes: Size = Size::mib(256) => Restart;

@@ -145,6 +145,8 @@ impl Handle {
             let _ = timeout_at(deadline.min(Instant::now() + LOOK_AGAIN), room).await;
             return Ok(());
         }
+        // Once, however often there was a look for room.
+        self.shared.busy("gossip_calls", 1);
         if begun >= deadline {
             return Err(PublishError::Busy);
         }
@@ -166,7 +168,6 @@ impl Handle {
         }
         // Local publications are refused first.
         if shared.pressed.load(Ordering::SeqCst) || shared.calls.depth() >= LOCAL_MAX {
-            shared.busy("gossip_calls", 1);
             return Err(PublishError::Busy);
         }
         let (answer, answered) = oneshot::channel();

@@ -228,9 +228,13 @@ impl<R: AsyncRead + Unpin + Send> Reader<R> {
 
     fn rejected(&self, error: FrameError) {
         self.shared.numbers.reject(error.code());
-        if let Some(opened) = self.link.opened.get()
-            && !matches!(error, FrameError::Busy | FrameError::GoingAway | FrameError::UnknownApp(_))
-        {
+        if !matches!(error, FrameError::Busy | FrameError::GoingAway | FrameError::UnknownApp(_)) {
+            self.offended();
+        }
+    }
+
+    fn offended(&self) {
+        if let Some(opened) = self.link.opened.get() {
             self.shared.hint(Call::Offend(opened.peer, Offence::Invalid));
         }
     }
@@ -240,6 +244,8 @@ impl<R: AsyncRead + Unpin + Send> Reader<R> {
             Closed::HandshakeTimeout => End::HandshakeTimeout,
             Closed::ReadTimeout => {
                 self.shared.numbers.read_timeouts.inc();
+                // It has begun a frame and not gone on.
+                self.offended();
                 End::ReadTimeout
             }
             Closed::Idle => End::Idle,
@@ -254,7 +260,10 @@ impl<R: AsyncRead + Unpin + Send> Reader<R> {
                 );
                 End::Protocol
             }
-            Closed::Limit => End::Limit,
+            Closed::Limit => {
+                self.offended();
+                End::Limit
+            }
             Closed::Policy => End::Policy,
             Closed::Refused(status) => {
                 tracing::info!(peer = self.link.at, status, "the peer refused HELLO");

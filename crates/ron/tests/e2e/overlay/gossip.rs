@@ -171,6 +171,13 @@ fn what_is_no_topic_no_method_or_too_large_is_refused() {
     assert_eq!(node.admin_post("/overlay/topics/a", &"x".repeat((64 << 10) + 1)).reason(), "body_cap");
     assert_eq!(get(&node.admin(), "/overlay/peers").reason(), "unauth");
     assert_eq!(get(&node.admin(), "/overlay/topics/a").reason(), "unauth");
+    for bad in ["Bad", "", "a b", "a HTTP/1.1\r\nX-A: b", "a?b", &"a".repeat(129)] {
+        for args in [&["overlay", "pub", bad, "x"][..], &["overlay", "sub", bad]] {
+            let said = ron(&[args, &["--config", "ron.toml"]].concat(), node.dir.path());
+            let why = String::from_utf8_lossy(&said.stderr).into_owned();
+            assert!(said.status.code() == Some(64) && why.contains("is no topic"), "{args:?}: {why}");
+        }
+    }
 }
 
 #[test]

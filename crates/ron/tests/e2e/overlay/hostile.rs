@@ -62,8 +62,11 @@ fn a_node_whose_only_peer_does_not_read_is_under_pressure_and_says_so() {
     assert!(a.metric("rejected_total{service=\"overlay\",reason=\"busy\"}") >= 1.0);
     // One who is ready to wait is told that it waited in vain.
     let args = ["overlay", "pub", "t", "x", "--wait", "200ms", "--config", "ron.toml"];
+    let calls =
+        || a.metric("busy_rejections_total{service=\"overlay\",endpoint=\"\",queue=\"gossip_calls\"}");
+    let before = calls();
     let waited = ron_testkit::ron(&args, a.dir.path());
-    assert_eq!(waited.status.code(), Some(1));
+    assert_eq!((waited.status.code(), calls() - before), (Some(1), 1.0), "one that waits is counted once");
     let said = String::from_utf8_lossy(&waited.stderr).into_owned();
     assert!(said.contains("until the deadline"), "{said}");
     let counted =

@@ -232,6 +232,16 @@ fn handshakes_frames_and_silence_have_their_times() {
         node.metric("io_timeouts_total{service=\"overlay\",op=\"read\"}") == 1.0
             && node.metric("session_close_total{reason=\"read_timeout\"}") == 1.0
     });
+    // Whoever does so again and again is not talked to for a while.
+    let greylisted = || node.admin_get("/overlay/peers").json()["greylisted"].clone();
+    for _ in 0..20 {
+        if greylisted() == serde_json::json!([]) {
+            let mut half = Raw::hello(&node, 1);
+            half.send_bytes(&[0, 0]);
+            assert_eq!(half.goaway().as_deref(), Some("limit"));
+        }
+    }
+    assert_eq!(greylisted()[0]["offence"], "invalid");
     let mut mute = Raw::hello(&node, 2);
     assert_eq!(mute.goaway().as_deref(), Some("idle"));
     node.eventually("counted", |node| node.metric("session_close_total{reason=\"idle\"}") == 1.0);
