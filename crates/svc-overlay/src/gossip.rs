@@ -52,6 +52,7 @@ pub(crate) async fn gossip(shared: Arc<Shared>) -> TaskResult {
             }
             if gossip.links.is_empty() || shutdown.phase() >= Phase::Aborting {
                 gossip.look(true);
+                gossip.say_unwritten();
                 return Ok(());
             }
         }
@@ -402,6 +403,18 @@ impl Gossip {
     fn drain(&mut self) {
         self.drains = true;
         self.links.values().for_each(|(_, link)| link.drain());
+    }
+
+    /// The time for that is over: what has not been written by now is not.
+    fn say_unwritten(&self) {
+        for (_, link) in self.links.values() {
+            let Some(opened) = link.opened.get() else { continue };
+            let egress = opened.egress.lock();
+            let (frames, bytes) = (egress.frames(), egress.bytes());
+            if frames > 0 {
+                tracing::warn!(peer = link.at, frames, bytes, "not written before the drain deadline");
+            }
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Messages among real processes.
 
-use super::{Follower, connected, connects, node, open, peer, peers, publish, text};
+use super::{Follower, Raw, connected, connects, node, open, peer, peers, publish, text};
 use ron_testkit::{Client, Node, command, get, request, ron};
 use std::io::Write as _;
 use std::process::Stdio;
@@ -294,6 +294,24 @@ fn a_shutdown_writes_what_is_queued_first() {
     sent.sort();
     assert!(follower.payloads(200) == sent);
     b.eventually("the session is over", |b| b.metric("sessions_active") == 0.0);
+}
+
+#[test]
+fn a_shutdown_with_a_peer_that_does_not_read_ends_in_time_and_says_what_was_not_written() {
+    let mut a = open("", "[overlay.peer]\nmax_rps = 0\n[overlay.timeouts]\nwrite = \"60s\"\n");
+    let _frozen = Raw::hello(&a, 7);
+    connects(&a, 1);
+    // The system takes some megabytes before it takes no more.
+    let large = "x".repeat(100_000);
+    let refused = (0..1000).any(|_| a.admin_post("/overlay/topics/t", &large).status == 429);
+    assert!(refused, "its queue is full");
+    let begun = std::time::Instant::now();
+    assert_eq!(a.stop(), 0);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
+    let log = a.log();
+    let said = log.lines().find(|line| line.contains("not written before the drain deadline")).expect(&log);
+    let said: serde_json::Value = serde_json::from_str(said).unwrap();
+    assert!(said["frames"].as_u64().unwrap() > 10 && said["bytes"].as_u64().unwrap() > 1 << 20, "{said}");
 }
 
 #[test]
