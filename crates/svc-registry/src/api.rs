@@ -18,7 +18,9 @@ use crate::shared::Shared;
 use crate::store::{Reader, StoreError};
 use answer::{Format, Query};
 use arc_swap::ArcSwap;
-use http::header::{ALLOW, AUTHORIZATION, HOST, HeaderMap, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
+use http::header::{
+    ALLOW, AUTHORIZATION, CACHE_CONTROL, ETAG, HOST, HeaderMap, HeaderValue, ORIGIN, WWW_AUTHENTICATE,
+};
 use http::request::Parts;
 use http::{Request, Response};
 use ron_kernel::admission::bucket::{Rate, Single, Verdict};
@@ -371,13 +373,18 @@ impl Handler for Api {
             Found::Route(route, _) => (route.path, route.method),
             _ => ("none", "none"),
         };
-        let response = match Box::pin(self.answer(request, conn, &corr, found)).await {
+        let mut response = match Box::pin(self.answer(request, conn, &corr, found)).await {
             Ok(response) => response,
             Err(rejection) => {
                 self.rejections.count(rejection.reason);
                 rejection.into_response(&corr)
             }
         };
+        if self.shared.damage().is_some() {
+            // It may be what is damaged: nobody shall keep it as what was committed.
+            response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+            response.headers_mut().remove(ETAG);
+        }
         self.requests.with(["registry", route, method, response.status().as_str()]).inc();
         self.latency.with(["registry", route, method]).observe(begun.elapsed());
         response

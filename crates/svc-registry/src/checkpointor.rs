@@ -1,6 +1,7 @@
 //! The Checkpointor: reads back what was stored, hashes it again, and only then signs.
 
 use crate::guard::{Hold, Seer};
+use crate::hand::Hand;
 use crate::shared::{Shared, Signed, now_millis};
 use crate::store::{Keeping, Replay, RestoreError, StoreError, Whole};
 use crate::witness::keys;
@@ -50,6 +51,8 @@ pub(crate) enum MakeError {
 }
 
 pub(crate) async fn checkpoint(shared: Arc<Shared>, retention: Sender<()>) -> TaskResult {
+    // A thread of its own: what a state takes of memory would else be kept by every thread that ever made one.
+    let hand = Hand::new("checkpointor")?;
     let mut committed = shared.committed.subscribe();
     let mut follower: Option<Follower> = None;
     let (mut last, mut wanted) = (Instant::now(), false);
@@ -85,10 +88,10 @@ pub(crate) async fn checkpoint(shared: Arc<Shared>, retention: Sender<()>) -> Ta
         wanted = false;
         last = Instant::now();
         let (working, held) = (shared.clone(), follower.take());
-        let made = match tokio::task::spawn_blocking(move || make(&working, held)).await {
+        let made = match hand.run(move || make(&working, held)).await {
             Ok(made) => made,
             Err(panic) => {
-                shared.panicked("the checkpointor", &panic.to_string());
+                shared.panicked("the checkpointor", &panic);
                 continue;
             }
         };

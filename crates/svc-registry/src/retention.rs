@@ -1,6 +1,7 @@
 //! Retention: lets go of records and payloads, strictly under a signed checkpoint, and signs what it did.
 
 use crate::config::Policy;
+use crate::hand::Hand;
 use crate::shared::{Shared, now_millis};
 use crate::store::{Keeping, Replay, RestoreError, StoreError, Whole};
 use ron_kernel::channel::Receiver;
@@ -21,8 +22,9 @@ const REST: Duration = Duration::from_millis(20);
 const CYCLE_MAX: u64 = 100_000;
 
 pub(crate) async fn retain(shared: Arc<Shared>, commands: Arc<Receiver<()>>) -> TaskResult {
+    let hand = Hand::new("retention")?;
     // What a manifest let go before a crash is removed now.
-    remove(&shared).await?;
+    remove(&shared, &hand).await?;
     loop {
         tokio::select! {
             biased;
@@ -33,26 +35,26 @@ pub(crate) async fn retain(shared: Arc<Shared>, commands: Arc<Receiver<()>>) -> 
             continue;
         }
         let working = shared.clone();
-        match tokio::task::spawn_blocking(move || decide(&working)).await {
+        match hand.run(move || decide(&working)).await {
             Ok(Ok(false)) => {}
-            Ok(Ok(true)) => remove(&shared).await?,
+            Ok(Ok(true)) => remove(&shared, &hand).await?,
             Ok(Err(RestoreError::Damaged { version, what })) => shared.damaged(version, &what),
-            Err(panic) => shared.panicked("retention", &panic.to_string()),
+            Err(panic) => shared.panicked("retention", &panic),
             Ok(Err(error)) => tracing::warn!(%error, "nothing could be pruned; once more later"),
         }
     }
 }
 
 /// Removes what is below the first version kept, in small batches.
-async fn remove(shared: &Arc<Shared>) -> TaskResult {
+async fn remove(shared: &Arc<Shared>, hand: &Hand) -> TaskResult {
     loop {
         let writer = shared.store.note_writer();
-        let removed = tokio::task::spawn_blocking(move || writer.prune(BATCH)).await;
+        let removed = hand.run(move || writer.prune(BATCH)).await;
         match removed {
             Ok(Ok(0)) => return Ok(()),
             Ok(Ok(_)) => {}
             Err(panic) => {
-                shared.panicked("retention", &panic.to_string());
+                shared.panicked("retention", &panic);
                 return Ok(());
             }
             Ok(Err(error)) => {

@@ -136,6 +136,22 @@ pub fn reading<T, E: From<StoreError>>(dir: &Path, read: impl FnOnce() -> Result
     read.unwrap_or_else(|_panic| Err(damaged_file(dir, "").into()))
 }
 
+/// Whether every page that the database of a folder uses is what was written, by the checksums it keeps of them. Reads all
+/// of it, and changes nothing there.
+pub fn has_good_pages(dir: &Path) -> Result<bool, OpenError> {
+    let failed = |error| OpenError::File(dir.display().to_string(), error);
+    let (handle, _) = Disk::looked_at(&dir.join(FILE)).map_err(failed)?.handle();
+    let checked = reading(dir, || {
+        let database = Database::builder().set_cache_size(CACHE).create_with_backend(handle);
+        database.map_err(StoreError::of)?.check_integrity().map_err(StoreError::of)
+    });
+    match checked {
+        Err(StoreError::Database(cause)) if is_of_file(&cause) => Ok(false),
+        Err(error) if error.is_damage() => Ok(false),
+        checked => Ok(checked?),
+    }
+}
+
 fn damaged_file(dir: &Path, cause: &str) -> StoreError {
     let file = dir.join(FILE);
     let advice = "make the folder anew from an export with `ron registry import`, or from a copy";

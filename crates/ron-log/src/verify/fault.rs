@@ -73,6 +73,8 @@ pub enum FaultKind {
     Head,
     #[error("the pending proposal {0} is not what was proposed")]
     Pending(B3),
+    #[error("a page of the store is not what was written")]
+    Page,
     #[error("the export: {0}")]
     Export(&'static str),
 }

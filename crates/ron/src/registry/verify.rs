@@ -26,7 +26,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use svc_registry::store::{FILE, Reader, Store, StoreError, reading};
+use svc_registry::store::{FILE, Reader, Store, StoreError, has_good_pages, reading};
 
 /// What to check, and by which roots and key.
 #[derive(Debug, clap::Args)]
@@ -286,15 +286,38 @@ fn folder(
     // What the database says of a page that makes no sense is of no use to whoever reads the outcome.
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
-    let found = reading(dir, || {
+    let pages =
+        has_good_pages(dir).with_context(|| format!("the registry in {} cannot be read", dir.display()));
+    if matches!(pages, Ok(false)) {
+        // Said first: reading such a page may end all.
+        eprintln!("ron: {FILE} has a page that is not what was written: it is damaged");
+    }
+    let found = pages.and_then(|pages| {
+        let mut found = look(dir, roots, log, (whose, &witnesses))?;
+        if !pages && found.faults.is_empty() {
+            let version = found.versions.saturating_sub(1);
+            found.faults.push(Fault { version, kind: FaultKind::Page });
+        }
+        Ok(found)
+    });
+    std::panic::set_hook(usual);
+    found
+}
+
+/// The same once it is known whether the database itself is whole.
+fn look(
+    dir: &Path,
+    roots: TrustRoots,
+    log: Option<NoteKey>,
+    (whose, witnesses): (Whose, &Witnesses),
+) -> anyhow::Result<Outcome> {
+    reading(dir, || {
         let store = Store::look(dir, &roots)
             .with_context(|| format!("the registry in {} cannot be read", dir.display()))?;
         let verifier = Verifier::new(roots, log.clone(), Signatures::Check);
         let verifier = verifier.witnessed_by(witnesses.keys.clone(), witnesses.quorum);
-        Ok(outcome(kept(&store.reader()?, verifier, log.is_some())?, whose, &witnesses))
-    });
-    std::panic::set_hook(usual);
-    found
+        Ok(outcome(kept(&store.reader()?, verifier, log.is_some())?, whose, witnesses))
+    })
 }
 
 /// Everything that a store holds; its signed notes only if the log's key is known.
@@ -316,7 +339,9 @@ fn kept(reader: &Reader, mut verifier: Verifier, signed: bool) -> anyhow::Result
             states.push(found);
         }
     }
-    let mut progress = Progress::new(head.version + 1, "entries");
+    // A HEAD that names more than there is has been changed.
+    let end = head.version.min(reader.last_version()?.map_or(0, |last| last.saturating_add(1)));
+    let mut progress = Progress::new(end + 1, "entries");
     let mut step = |version| {
         progress.at(version);
         ControlFlow::Continue(())
@@ -325,12 +350,12 @@ fn kept(reader: &Reader, mut verifier: Verifier, signed: bool) -> anyhow::Result
         verifier.run(to, |version| reader.pair(version), |tile| reader.tile(tile), &mut step)
     };
     for (version, note, state) in states.iter().rev() {
-        run(&mut verifier, head.version.min(*version))?;
+        run(&mut verifier, end.min(*version))?;
         verifier.snapshot(note, state);
     }
-    run(&mut verifier, head.version)?;
+    run(&mut verifier, end)?;
     if verifier.state().map(State::head) != Some(head) {
-        verifier.fault(head.version, FaultKind::Head);
+        verifier.fault(end, FaultKind::Head);
     }
     for id in reader.proposals()? {
         let found = match reader.proposal(id) {

@@ -5,7 +5,7 @@ use super::{
     APPROVALS, CHECKPOINTS, COMMITTED, Disk, ENTRIES, GONE, HEAD, IN_JOURNAL, JOURNALED, KEPT_BYTES,
     MANIFESTS, META, MIN_VERSION, PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, StoreError, TILES, head_of,
 };
-use redb::{ReadTransaction, ReadableTable as _, ReadableTableMetadata as _, TableDefinition};
+use redb::{ReadTransaction, ReadableTable as _, TableDefinition};
 use ron_log::tile::Tile;
 use ron_log::{Approval, B3, Head, Key, Proposal, TrustRoots};
 use std::sync::Arc;
@@ -80,6 +80,12 @@ impl Reader {
     pub fn head(&self) -> Result<Head, StoreError> {
         let bytes = self.meta(HEAD)?;
         bytes.as_deref().and_then(head_of).ok_or_else(|| StoreError::Damaged("HEAD is no HEAD".into()))
+    }
+
+    /// The version of the last entry that is there, whatever HEAD says.
+    pub fn last_version(&self) -> Result<Option<u64>, StoreError> {
+        let last = self.table(ENTRIES)?.last().map_err(StoreError::of)?.map(|(version, _)| version.value());
+        Ok(last)
     }
 
     /// The first version that is kept.
@@ -206,8 +212,7 @@ impl Reader {
     /// The hashes of all pending proposals, in their own order.
     pub fn proposals(&self) -> Result<Vec<B3>, StoreError> {
         let table = self.table(PROPOSALS)?;
-        let mut found =
-            Vec::with_capacity(usize::try_from(table.len().map_err(StoreError::of)?).unwrap_or(0));
+        let mut found = Vec::new();
         for row in table.iter().map_err(StoreError::of)? {
             let (key, _) = row.map_err(StoreError::of)?;
             found.extend(key.value().try_into().ok().map(B3));

@@ -209,7 +209,23 @@ fn a_changed_byte_on_disk_is_found_and_named() {
     assert_eq!((registry.ready("write").status, registry.ready("read").status), (503, 200));
     let refused = registry.commit("x", &json!(1));
     assert_eq!((refused.status, refused.reason()), (503, "storage"), "{}", refused.text());
-    assert_eq!(registry.get("/registry/16").status, 200);
+    let read = registry.get("/registry/16");
+    assert_eq!(
+        (read.status, read.header("cache-control"), read.header("etag")),
+        (200, Some("no-store"), None)
+    );
+}
+
+#[test]
+fn what_takes_much_memory_again_and_again_has_a_thread_of_its_own() {
+    let registry = Registry::start("");
+    registry.node.eventually("there is a checkpoint", |_| registry.get("/checkpoint").status == 200);
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", registry.node.pid())).unwrap();
+    let names = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap());
+    let names: Vec<String> = names.map(|name| name.trim().to_owned()).collect();
+    for own in ["committer", "checkpointor", "retention", "verifier"] {
+        assert!(names.iter().any(|name| name == own), "{own} in {names:?}");
+    }
 }
 
 /// A process that ends with the test.
