@@ -174,7 +174,7 @@ pub(super) fn commits(bench: &Bench) -> Option<Value> {
     ])];
     let (mut result, mut next) = (Vec::new(), 0);
     for clients in CLIENTS {
-        let count = u64::from(bench.seconds) * if clients == 1 { 4_000 } else { 12_000 };
+        let count = u64::from(bench.seconds) * if clients == 1 { 12_000 } else { 60_000 };
         let mut etcd_rate = 0.0;
         for server in [&etcd, &postgres].into_iter().chain(nodes.iter().map(|node| &node.0)) {
             let approvals = nodes.iter().find(|node| node.0.pid == server.pid).map(|node| node.1);
