@@ -316,6 +316,15 @@ fn a_history_counts_bundles_as_one_each_and_none_has_more_than_a_quarter_of_what
 }
 
 #[test]
+fn sixty_four_messages_of_a_kib_travel_as_one() {
+    let mut bench = Bench::new(Config { max_rps: 0, ..Config::default() }, 1);
+    let messages = (0..128).map(|number| (topic(), Bytes::from(vec![number; 1024]))).collect();
+    assert!(bench.engine.publish_all(at(1), messages, false, false).iter().all(Result::is_ok));
+    let counts: Vec<_> = bench.engine.history(&topic()).map(|kept| kept.count).collect();
+    assert_eq!(counts, [64, 64]);
+}
+
+#[test]
 fn what_says_that_it_is_a_bundle_and_is_none_is_refused() {
     let config = || Config { max_message_bytes: 100, max_rps: 0, ..Config::default() };
     let refused = |payload: Bytes, offence| {

@@ -2,18 +2,18 @@
 
 use super::{Engine, Now, Published};
 use crate::Encoded;
-use crate::gossip::PeerId;
 use crate::gossip::fair::Lane;
 use crate::gossip::history::Kept;
 use crate::gossip::ledger::{Cause, Queue};
 use crate::gossip::message::Topic;
 use crate::gossip::peer::Peer;
 use crate::gossip::wire::{Gossip, IDS_MAX, OVERHEAD, flow};
+use crate::gossip::{PeerId, bundle};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Larger messages go in the lane for bulk.
-pub(super) const NORMAL_MAX: usize = 64 << 10;
+/// Larger messages go in the lane for bulk; a bundle of small ones never does.
+pub(super) const NORMAL_MAX: usize = bundle::BYTES_MAX;
 /// Announcements wait so long for others to go with, a part of the round trip between these.
 const ANNOUNCE_MIN: Duration = Duration::from_millis(5);
 const ANNOUNCE_MAX: Duration = Duration::from_millis(25);
