@@ -11,6 +11,7 @@ pub mod engine;
 mod estimate;
 pub mod fair;
 mod history;
+mod ids;
 pub mod ingress;
 pub mod ledger;
 pub mod message;

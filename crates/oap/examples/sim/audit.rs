@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// The messages that are kept as one.
 fn ids(kept: &Kept) -> impl Iterator<Item = MessageId> {
-    kept.messages().map(|(id, ..)| id)
+    kept.messages().into_iter().map(|(id, ..)| id)
 }
 
 impl Net {

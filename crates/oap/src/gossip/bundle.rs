@@ -4,7 +4,8 @@
 //! is done once for a bundle. To those who follow its topic its messages are what they would be alone.
 
 use super::history::Kept;
-use super::message::{Envelope, MessageId, Topic};
+use super::ids::Named;
+use super::message::{Envelope, MessageId};
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
 /// Messages of a bundle at most, and its bytes: sixty-four of a KiB with their heads fit. Sixteen KiB at a time are hashed at
@@ -139,21 +140,23 @@ fn seal(mut unit: Vec<Kept>) -> Kept {
 
 impl Kept {
     /// Each message: its id, sequence and payload.
-    pub fn messages(&self) -> impl Iterator<Item = (MessageId, u64, Bytes)> {
+    pub fn messages(&self) -> Vec<(MessageId, u64, Bytes)> {
         let Envelope { origin, seq, ref topic, bundle, .. } = self.envelope;
-        let alone = (!bundle).then(|| (self.id, seq, self.payload.clone()));
-        let several = bundle.then(|| Messages::new(seq, self.payload.clone()));
-        let named = move |(seq, payload): (u64, Bytes), topic: &Topic| {
-            (MessageId::of(origin, seq, topic, &payload), seq, payload)
-        };
-        let several = several.into_iter().flatten().map(move |message| named(message, topic));
-        alone.into_iter().chain(several)
+        if !bundle {
+            return vec![(self.id, seq, self.payload.clone())];
+        }
+        let messages: Vec<(u64, Bytes)> = Messages::new(seq, self.payload.clone()).collect();
+        let named: Vec<Named<'_>> =
+            messages.iter().map(|(seq, payload)| Named { origin, seq: *seq, topic, payload }).collect();
+        let ids = Named::ids(&named);
+        ids.into_iter().zip(messages).map(|(id, (seq, payload))| (id, seq, payload)).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gossip::Topic;
     use crate::node::NodeId;
     use proptest::prelude::*;
 
@@ -228,10 +231,9 @@ mod tests {
         let bundle = &sent[0];
         assert!(bundle.envelope.bundle && bundle.envelope.seq == 1);
         assert_eq!(bundle.id, bundle.envelope.id(&bundle.payload));
-        let messages: Vec<_> = bundle.messages().collect();
         let alone = [kept("a", 1, 10), kept("a", 3, 20), kept("a", 4, 30)];
         let expected = alone.map(|kept| (kept.id, kept.envelope.seq, kept.payload));
-        assert_eq!(messages, expected, "each as it would be alone");
+        assert_eq!(bundle.messages(), expected, "each as it would be alone");
     }
 
     #[test]

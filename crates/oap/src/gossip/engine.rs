@@ -12,6 +12,7 @@ use super::bundle::Units;
 use super::egress::{Ceiling, Egress, Refused, SharedEgress};
 use super::fair::Lane;
 use super::history::{History, Kept, millis};
+use super::ids::Named;
 use super::ledger::{Cause, Ledger, Outcome, Queue};
 use super::message::{Envelope, MessageId, Mixing, Topic};
 use super::missing::Missing;
@@ -309,14 +310,7 @@ impl Engine {
         until_busy: bool,
         patient: bool,
     ) -> Vec<Result<Published, PublishError>> {
-        let made: Vec<_> = messages
-            .into_iter()
-            .map(|(topic, payload)| {
-                // Before anything is made that would have to be made again.
-                let held_up = patient && self.is_pressed(&topic, payload.len());
-                if held_up { Err(PublishError::Busy) } else { self.make(now, topic, payload) }
-            })
-            .collect();
+        let made = self.make(now, messages, patient);
         if self.may_gather(now, &made) {
             let gathered = made.into_iter().map(|kept| kept.map(|kept| self.gather(now, kept))).collect();
             if self.gathered.is_enough() {
@@ -347,15 +341,32 @@ impl Engine {
         done
     }
 
-    fn make(&mut self, now: Now, topic: Topic, payload: Bytes) -> Result<Kept, PublishError> {
-        if payload.len() > self.config.max_message_bytes {
-            return Err(PublishError::TooLarge(payload.len()));
-        }
-        self.seq = (self.seq + 1).max(now.unix_ms.saturating_mul(1000));
-        let (origin, seq, time) = (self.node, self.seq, now.unix_ms);
-        let envelope = Envelope { origin, seq, time, topic, bundle: false, signature: None };
-        let id = envelope.id(&payload);
-        Ok(Kept { id, envelope, payload, hops: 0, checked: true, count: 1 })
+    fn make(
+        &mut self,
+        now: Now,
+        messages: Vec<(Topic, Bytes)>,
+        patient: bool,
+    ) -> Vec<Result<Kept, PublishError>> {
+        let number = |(topic, payload): (Topic, Bytes)| {
+            // Before anything is made that would have to be made again.
+            if patient && self.is_pressed(&topic, payload.len()) {
+                return Err(PublishError::Busy);
+            }
+            if payload.len() > self.config.max_message_bytes {
+                return Err(PublishError::TooLarge(payload.len()));
+            }
+            self.seq = (self.seq + 1).max(now.unix_ms.saturating_mul(1000));
+            let (origin, seq, time) = (self.node, self.seq, now.unix_ms);
+            let envelope = Envelope { origin, seq, time, topic, bundle: false, signature: None };
+            // Ids are made of all together.
+            Ok(Kept { id: MessageId([0; 32]), envelope, payload, hops: 0, checked: true, count: 1 })
+        };
+        let mut made: Vec<_> = messages.into_iter().map(number).collect();
+        let named: Vec<Named<'_>> =
+            made.iter().flatten().map(|kept| Named::of(&kept.envelope, &kept.payload)).collect();
+        let ids = Named::ids(&named);
+        made.iter_mut().flatten().zip(ids).for_each(|(kept, id)| kept.id = id);
+        made
     }
 
     fn send_out(&mut self, now: Now, kept: Kept) -> Result<Published, PublishError> {

@@ -1,5 +1,6 @@
 //! A message: who published it, where, when, and the proof of it.
 
+use super::ids::Named;
 use super::signature::{self, Leaf, Origins, Signature};
 use crate::node::NodeId;
 use bytes::{Buf, BufMut as _};
@@ -115,24 +116,7 @@ impl Hasher for Mixed {
 impl MessageId {
     /// The id of a message.
     pub fn of(origin: NodeId, seq: u64, topic: &Topic, payload: &[u8]) -> MessageId {
-        MessageId::hashed(blake3::Hasher::new(), origin, seq, topic, payload)
-    }
-
-    fn hashed(
-        mut hasher: blake3::Hasher,
-        origin: NodeId,
-        seq: u64,
-        topic: &Topic,
-        payload: &[u8],
-    ) -> MessageId {
-        let mut head = [0; 41 + TOPIC_MAX];
-        let (name, len) = (topic.as_str().as_bytes(), 41 + topic.as_str().len());
-        head[..32].copy_from_slice(&origin.0);
-        head[32..40].copy_from_slice(&seq.to_be_bytes());
-        // A name has at most 128 bytes.
-        head[40] = name.len() as u8;
-        head[41..len].copy_from_slice(name);
-        MessageId(hasher.update(&head[..len]).update(payload).finalize().into())
+        Named { origin, seq, topic, payload }.id()
     }
 
     /// The number of the frames that carry the message, by which a peer refuses them.
@@ -189,14 +173,12 @@ pub struct Envelope {
 
 impl Envelope {
     pub fn id(&self, payload: &[u8]) -> MessageId {
-        let Envelope { origin, seq, topic, .. } = self;
         match self.bundle {
-            false => MessageId::of(*origin, *seq, topic, payload),
+            false => Named::of(self, payload).id(),
             // A hash over the payload by itself is made of many pieces at a time; behind a head it would not be.
             true => {
                 let payload = blake3::hash(payload);
-                let hasher = blake3::Hasher::new_derive_key(BUNDLE);
-                MessageId::hashed(hasher, *origin, *seq, topic, payload.as_bytes())
+                Named::of(self, payload.as_bytes()).hashed(blake3::Hasher::new_derive_key(BUNDLE))
             }
         }
     }
