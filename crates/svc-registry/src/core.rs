@@ -150,6 +150,7 @@ impl Core {
             return Ok(());
         }
         self.shared.troubles.set(Trouble::Full, false);
+        self.writer.settle(true);
         // Told to readiness; who commits meanwhile is told too.
         let _ = self.clock(now);
         if self.pending.ended(now).is_empty() {
@@ -464,9 +465,8 @@ impl Core {
             return Ok(Some(*info));
         }
         let failed = |error: StoreError| Refusal::new(Reason::Storage, error.to_string());
-        let reader = self.shared.store.reader().map_err(failed)?;
-        let Some(version) = reader.committed(id).map_err(failed)? else { return Ok(None) };
-        let pair = reader.pair(version).map_err(failed)?;
+        let Some(version) = self.shared.store.committed(id).map_err(failed)? else { return Ok(None) };
+        let pair = self.shared.store.reader().and_then(|reader| reader.pair(version)).map_err(failed)?;
         let pair =
             pair.ok_or_else(|| Refusal::new(Reason::Pruned, format!("it became version {version}")))?;
         let bad = |what: String| Refusal::new(Reason::Storage, what);
@@ -504,7 +504,7 @@ impl Core {
             Ok(())
         } else {
             // What readers were shown is what was durable last.
-            self.writer.write(self.shared.head().head(), &changes)
+            self.writer.write(self.shared.head().head(), changes)
         };
         if let Err(error) = written {
             for answer in answers {
@@ -545,6 +545,7 @@ impl Core {
             // Nobody listening is fine: it is a wake-up.
             let _ = self.shared.committed.send(info.head());
         }
+        self.writer.settle(false);
         Ok(())
     }
 }

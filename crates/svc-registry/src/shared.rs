@@ -370,7 +370,7 @@ impl Shared {
         let mut pause = PAUSE_MIN;
         for tried in 1.. {
             let (store, read) = (self.store.clone(), read.clone());
-            let done = self.reading(move || read(&store.reader()?)).await;
+            let done = self.reading(move || read(&store.good_reader()?)).await;
             match done {
                 Ok(Err(StoreError::Database(error))) if tried < TRIES => {
                     tracing::warn!(op, %error, "the registry's store could not be read; once more");

@@ -4,6 +4,7 @@
 //! Committer owns, moves HEAD; a [`NoteWriter`] adds signed notes and lets go of what they cover, and cannot
 //! touch HEAD. All calls block: they belong on a thread that may.
 
+mod behind;
 mod disk;
 mod journal;
 mod read;
@@ -22,7 +23,9 @@ pub use states::{Keeping, Whole};
 pub(crate) use tests::Faulty;
 pub use write::{Changes, LogWriter, NoteWriter};
 
+use crate::hand::Hand;
 use arc_swap::{ArcSwap, ArcSwapOption};
+use behind::{Batch, Behind, panicked};
 use journal::Journal;
 use redb::{Database, Durability, ReadTransaction, ReadableDatabase as _, TableDefinition, WriteTransaction};
 use ron_log::{Head, TrustRoots};
@@ -199,16 +202,21 @@ struct Inner {
     reopening: AtomicBool,
     /// Until when writes are held up: what an operator may do to see a slow disk.
     stalled_until: ArcSwapOption<Instant>,
+    /// Gives the database what is behind, when it was asked to.
+    hand: Hand,
+    asked: AtomicBool,
 }
 
 /// The database as opened once.
 #[derive(Debug)]
 struct Opened {
     database: Database,
-    /// What is durable: what readers see.
+    /// What readers see of it.
     shown: ArcSwap<ReadTransaction>,
     /// Held by whoever writes.
     journal: Mutex<Option<Journal>>,
+    /// What is durable and not in the database yet.
+    behind: Behind,
     ended: Arc<AtomicBool>,
 }
 
@@ -218,7 +226,7 @@ impl Opened {
         let database = Database::builder().set_cache_size(CACHE).create_with_backend(handle);
         let database = database.map_err(StoreError::of)?;
         let shown = ArcSwap::from_pointee(database.begin_read().map_err(StoreError::of)?);
-        Ok(Opened { database, shown, journal: Mutex::new(None), ended })
+        Ok(Opened { database, shown, journal: Mutex::new(None), behind: Behind::default(), ended })
     }
 
     /// Opens what lies on a disk, or begins a store there, and does what the journal has.
@@ -265,7 +273,7 @@ impl Opened {
         let mut journal = Journal::recover(medium, roots, last, |number, head, changes| {
             done += 1;
             let did = write::transact(&self.database, Durability::None, |transaction| {
-                write::apply(transaction, head, changes)?;
+                write::apply(transaction, &[(head, changes)])?;
                 write::journaled(transaction, number)
             });
             did.map_err(|error| match error {
@@ -298,42 +306,81 @@ impl Opened {
         Ok(())
     }
 
-    /// One transaction, all or nothing. A batch goes through the journal while there is room in it, and is on its way to
-    /// the disk there while the database takes it in; anything else takes all of them along to the disk.
+    /// Takes in what is behind, all of it in one transaction.
+    fn catch_up(&self) -> Result<(), StoreError> {
+        if self.behind.queue()?.is_empty() {
+            return Ok(());
+        }
+        let _alone = self.behind.taking_in()?;
+        let batches = self.behind.queue()?.batches();
+        let Some(last) = batches.last() else { return Ok(()) };
+        let taken = write::transact(&self.database, Durability::None, |transaction| {
+            let batches: Vec<_> = batches.iter().map(|batch| (batch.expected, &batch.changes)).collect();
+            write::apply(transaction, &batches)?;
+            write::journaled(transaction, last.number)
+        });
+        let taken = taken.and_then(|()| self.show());
+        let mut queue = self.behind.queue()?;
+        match &taken {
+            Ok(()) => queue.forget(batches.len()),
+            Err(_) => queue.failed = true,
+        }
+        taken
+    }
+
+    /// One transaction of the database, all or nothing, after all that is behind.
     fn write(
         &self,
         disk: &Disk,
         durability: Durability,
-        batch: Option<&[u8]>,
         act: impl Fn(&WriteTransaction) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        let panicked = |_| StoreError::Damaged("a write before this one ended in a panic".into());
         let mut journal = self.journal.lock().map_err(panicked)?;
-        let batch = batch.and_then(|body| Some((body, journal.as_ref()?.number_for(body)?)));
-        match (&mut *journal, batch) {
-            (Some(journal), Some((body, number))) => {
-                let flushing = journal.begin(body);
-                let done = write::transact(&self.database, Durability::None, |transaction| {
-                    act(transaction)?;
-                    write::journaled(transaction, number)
-                });
-                match (disk.journaled(flushing.end()), done) {
-                    (Ok(()), Ok(())) => journal.done(body),
-                    (Ok(()), Err(error)) => {
-                        disk.journaled(journal.take_back())?;
-                        return Err(error);
-                    }
-                    (Err(error), _) => return Err(error),
-                }
-            }
-            (journal, _) => {
-                write::transact(&self.database, durability, act)?;
-                if let (Some(journal), Durability::Immediate) = (journal, durability) {
-                    journal.begin_again();
-                }
-            }
+        self.write_alone(disk, &mut journal, durability, act)
+    }
+
+    /// The same for who has the journal already.
+    fn write_alone(
+        &self,
+        disk: &Disk,
+        journal: &mut Option<Journal>,
+        durability: Durability,
+        act: impl Fn(&WriteTransaction) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.catch_up()?;
+        write::transact(&self.database, durability, act)?;
+        if let (Some(journal), Durability::Immediate) = (journal, durability) {
+            journal.begin_again();
         }
         if disk.flush_failed() { Err(StoreError::FlushFailed) } else { self.show() }
+    }
+
+    /// Makes a batch durable: in the journal while there is room in it, else in the database with everything before it.
+    fn append(&self, disk: &Disk, expected: Head, changes: Changes) -> Result<(), StoreError> {
+        let mut journal = self.journal.lock().map_err(panicked)?;
+        if self.ended.load(Ordering::Acquire) {
+            return Err(StoreError::Full);
+        }
+        let body = journal.is_some().then(|| journal::encode(expected, &changes));
+        match (&mut *journal, body) {
+            (Some(journal), Some(body)) if journal.has_room(&body) => {
+                // What the database does not take need not be made more.
+                if self.behind.is_stuck()? {
+                    self.catch_up()?;
+                }
+                let head = self.behind.queue()?.head();
+                let head = head.map_or_else(|| Reader::new(self.shown.load_full(), disk).head(), Ok)?;
+                if head != expected {
+                    return Err(StoreError::HeadMoved);
+                }
+                let number = disk.journaled(journal.write(&body))?;
+                self.behind.queue()?.push(Batch { number, expected, changes });
+                Ok(())
+            }
+            (journal, _) => self.write_alone(disk, journal, Durability::Immediate, |transaction| {
+                write::apply(transaction, &[(expected, &changes)])
+            }),
+        }
     }
 }
 
@@ -376,6 +423,8 @@ impl Store {
             short_of: AtomicU64::new(0),
             reopening: AtomicBool::new(false),
             stalled_until: ArcSwapOption::empty(),
+            hand: Hand::new("database").map_err(StoreError::of_io)?,
+            asked: AtomicBool::new(false),
         };
         Ok(Store { inner: Arc::new(inner) })
     }
@@ -397,7 +446,58 @@ impl Store {
 
     /// Everything that is durable, as it is at one moment.
     pub fn reader(&self) -> Result<Reader, StoreError> {
+        let opened = self.opened()?;
+        match opened.catch_up() {
+            Err(StoreError::Database(_)) if self.inner.disk.is_full() => {
+                drop(opened);
+                // From memory, if there is no room yet.
+                let _ = self.reopen();
+                self.settled()
+            }
+            done => done.and_then(|()| self.settled()),
+        }
+    }
+
+    /// The same for who serves what can be served: of a damaged database what it had before.
+    pub fn good_reader(&self) -> Result<Reader, StoreError> {
+        self.reader().or_else(|error| if error.is_damage() { self.settled() } else { Err(error) })
+    }
+
+    /// What is in the database, which may be a little behind: for who has time.
+    pub fn settled(&self) -> Result<Reader, StoreError> {
         Ok(Reader::new(self.opened()?.shown.load_full(), &self.inner.disk))
+    }
+
+    /// The same, and the version it goes up to if all up to this one is durable.
+    pub fn settled_to(&self, durable: u64) -> Result<(Reader, u64), StoreError> {
+        let behind = !self.opened()?.behind.queue()?.is_empty();
+        let reader = self.settled()?;
+        let version = if behind { reader.head()?.version } else { durable };
+        Ok((reader, version))
+    }
+
+    /// The version a payload was committed as. Asked with every proposal: nothing is taken in for it.
+    pub fn committed(&self, payload: ron_log::B3) -> Result<Option<u64>, StoreError> {
+        let waiting = self.opened()?.behind.queue()?.committed(payload);
+        if waiting.is_some() { Ok(waiting) } else { self.settled()?.committed(payload) }
+    }
+
+    /// Has the database take in what is behind, soon and on another thread.
+    pub fn settle(&self) {
+        if self.inner.asked.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let store = self.clone();
+        self.inner.hand.begin(move || {
+            store.inner.asked.store(false, Ordering::Release);
+            match store.reader() {
+                Ok(_) | Err(StoreError::Closed) => {}
+                // Whoever reads or writes next finds the same, and is told.
+                Err(error) => {
+                    tracing::error!(%error, "the registry's database does not take in what its journal has");
+                }
+            }
+        });
     }
 
     /// Holds up every write until this much time has passed.
@@ -451,7 +551,7 @@ impl Store {
             change(transaction);
             Ok(())
         };
-        self.opened().unwrap().write(self.disk(), Durability::Immediate, None, change).unwrap();
+        self.opened().unwrap().write(self.disk(), Durability::Immediate, change).unwrap();
     }
 
     fn room_for(&self, bytes: u64) -> Result<(), StoreError> {
@@ -481,7 +581,10 @@ impl Store {
     }
 
     fn open_anew(&self) -> Result<(), StoreError> {
-        self.opened()?.ended.store(true, Ordering::Release);
+        let former = self.opened()?;
+        // Nothing goes into the journal while it is read.
+        let _journal = former.journal.lock().map_err(panicked)?;
+        former.ended.store(true, Ordering::Release);
         self.inner.disk.set_full(false);
         let disk = &self.inner.disk;
         let opened = Opened::at(disk, &self.inner.roots);
@@ -515,9 +618,8 @@ impl Store {
         let disk = &self.inner.disk;
         if disk.journal().is_some() && !disk.flush_failed() {
             // From now on the database has all; should this fail, the journal is needed as after a crash.
-            let done = opened.write(disk, Durability::Immediate, None, |transaction| {
-                write::in_journal(transaction, false)
-            });
+            let done = opened
+                .write(disk, Durability::Immediate, |transaction| write::in_journal(transaction, false));
             if let Err(error) = done {
                 tracing::debug!(%error, "the registry's store could not be closed properly");
             }

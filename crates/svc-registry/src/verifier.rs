@@ -92,7 +92,7 @@ pub(crate) struct Pass {
 
 impl Pass {
     pub(crate) fn begin(shared: &Shared) -> Result<Pass, Stop> {
-        let reader = shared.store.reader()?;
+        let reader = shared.store.settled()?;
         let witnesses = keys(&shared.settings.load().witness);
         let verifier = Verifier::new(shared.roots.clone(), Some(shared.log_key.clone()), Signatures::Check);
         // Only good cosignatures are ever stored; how many there must be is not a matter of damage.
@@ -135,8 +135,9 @@ impl Pass {
 
     /// Checks for a while; true once it has caught up with HEAD.
     pub(crate) fn slice(&mut self, shared: &Shared) -> Result<bool, Stop> {
-        let (begun, head) = (Instant::now(), shared.head().version);
-        let reader = shared.store.reader()?;
+        let begun = Instant::now();
+        // This thread comes last: nobody shall wait for what it would take into the database.
+        let (reader, head) = shared.store.settled_to(shared.head().version)?;
         let min = reader.min_version()?;
         let read = |version: u64| match reader.pair(version)? {
             None if version < min => Err(Stop::Overtaken),

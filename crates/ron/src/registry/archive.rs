@@ -227,9 +227,8 @@ impl Importer {
     fn flush(&mut self) -> anyhow::Result<()> {
         let Some((last, _)) = self.changes.entries.last() else { return Ok(()) };
         let next = Head { version: last.record().version, hash: last.hash() };
-        self.writer.write(self.head, &self.changes)?;
+        self.writer.write(self.head, std::mem::take(&mut self.changes))?;
         self.head = next;
-        self.changes = Changes::default();
         Ok(())
     }
 

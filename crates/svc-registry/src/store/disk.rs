@@ -4,7 +4,6 @@
 //! is still good. It is noted here instead, and the store writes nothing any more until the process restarts.
 
 use super::StoreError;
-use super::journal::Medium;
 use super::states::States;
 use redb::StorageBackend;
 use std::collections::BTreeMap;
@@ -15,14 +14,19 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// So much free room is not gone within this time.
+const PLENTY: u64 = 1 << 30;
+const PLENTY_FOR: Duration = Duration::from_millis(20);
 
 /// The bytes a store is kept in; outlives each time it is opened.
 #[derive(Clone, Debug)]
 pub struct Disk {
     medium: Arc<dyn StorageBackend>,
     /// Where batches are flushed first; none where nothing is.
-    journal: Option<Arc<dyn Medium>>,
+    journal: Option<Arc<dyn StorageBackend>>,
     pub(super) states: Arc<States>,
     /// Where free room is asked for; memory has none to ask.
     path: Option<Arc<Path>>,
@@ -34,6 +38,8 @@ pub struct Disk {
 struct Health {
     flush_failed: AtomicBool,
     full: AtomicBool,
+    /// When there was room in plenty last.
+    roomy: Mutex<Option<Instant>>,
 }
 
 impl Disk {
@@ -69,7 +75,7 @@ impl Disk {
             journal => {
                 let journal = Overlay::new(Arc::new(JournalFile(journal?)))?;
                 let whole = journal.len()? >= super::journal::SIZE;
-                whole.then(|| Arc::new(journal) as Arc<dyn Medium>)
+                whole.then(|| Arc::new(journal) as Arc<dyn StorageBackend>)
             }
         };
         let states = Arc::new(States::beside(path, false));
@@ -78,8 +84,8 @@ impl Disk {
 
     /// The same with nothing written to it any more: what is written stays in memory.
     pub(super) fn held(&self) -> std::io::Result<Disk> {
-        let journal = self.journal.clone().map(|journal| Overlay::new(journal)).transpose()?;
-        let journal = journal.map(|journal| Arc::new(journal) as Arc<dyn Medium>);
+        let journal = self.journal.clone().map(Overlay::new).transpose()?;
+        let journal = journal.map(|journal| Arc::new(journal) as Arc<dyn StorageBackend>);
         Ok(Disk { medium: Arc::new(Overlay::new(self.medium.clone())?), journal, ..self.clone() })
     }
 
@@ -102,11 +108,11 @@ impl Disk {
 
     /// The same with a journal, which is as long as one has to be.
     #[cfg(test)]
-    pub(super) fn with_journal(self, journal: impl Medium) -> Disk {
+    pub(super) fn with_journal(self, journal: impl StorageBackend) -> Disk {
         Disk { journal: Some(Arc::new(journal)), ..self }
     }
 
-    pub(super) fn journal(&self) -> Option<Arc<dyn Medium>> {
+    pub(super) fn journal(&self) -> Option<Arc<dyn StorageBackend>> {
         self.journal.clone()
     }
 
@@ -123,9 +129,9 @@ impl Disk {
         self.fsync
     }
 
-    /// What became of a batch's write to the journal. No room is the only error after which one can go on: it is taken
-    /// back with the database's own change when that is opened anew.
-    pub(super) fn journaled(&self, written: std::io::Result<()>) -> Result<(), StoreError> {
+    /// What became of a batch's write to the journal. No room is the only error after which one can go on: no
+    /// record was made then.
+    pub(super) fn journaled<T>(&self, written: std::io::Result<T>) -> Result<T, StoreError> {
         self.note(written).map_err(|error| {
             if !self.is_full() {
                 tracing::error!(%error, "the registry's journal could not be written: nothing is written any more");
@@ -159,7 +165,13 @@ impl Disk {
     /// Whether so many bytes can be written.
     pub(super) fn has_room(&self, bytes: u64) -> bool {
         let Some(path) = &self.path else { return true };
-        rustix::fs::statvfs(&**path).is_ok_and(|fs| fs.f_bavail.saturating_mul(fs.f_frsize) >= bytes)
+        let mut roomy = self.health.roomy.lock().unwrap_or_else(PoisonError::into_inner);
+        if bytes <= PLENTY / 2 && roomy.is_some_and(|seen| seen.elapsed() < PLENTY_FOR) {
+            return true;
+        }
+        let free = rustix::fs::statvfs(&**path).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));
+        *roomy = (free >= PLENTY).then(Instant::now);
+        free >= bytes
     }
 
     pub(super) fn note<T>(&self, outcome: std::io::Result<T>) -> std::io::Result<T> {
@@ -311,22 +323,20 @@ impl StorageBackend for Overlay {
     }
 }
 
-impl Medium for Overlay {}
-
 /// The journal beside a store; none if it is not there, or not as a whole.
-fn whole_journal(path: &Path) -> std::io::Result<Option<Arc<dyn Medium>>> {
+fn whole_journal(path: &Path) -> std::io::Result<Option<Arc<dyn StorageBackend>>> {
     match File::options().read(true).write(true).open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         file => {
             let file = file?;
             let whole = file.metadata()?.len() >= super::journal::SIZE;
-            Ok(whole.then(|| Arc::new(JournalFile(file)) as Arc<dyn Medium>))
+            Ok(whole.then(|| Arc::new(JournalFile(file)) as Arc<dyn StorageBackend>))
         }
     }
 }
 
 /// A new journal with all of its blocks; none if there is no room for them, which costs speed alone.
-fn made_journal(path: &Path, folder: &Path) -> std::io::Result<Option<Arc<dyn Medium>>> {
+fn made_journal(path: &Path, folder: &Path) -> std::io::Result<Option<Arc<dyn StorageBackend>>> {
     let file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
     let blocks = vec![0; super::journal::SIZE as usize];
     match file.write_all_at(&blocks, 0).and_then(|()| file.sync_all()) {
@@ -362,16 +372,6 @@ impl StorageBackend for JournalFile {
 
     fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
         self.0.write_all_at(data, offset)
-    }
-}
-
-impl Medium for JournalFile {
-    /// Advice on pages that are not wanted any more begins to write them. It also drops whole pages, for which it would
-    /// wait: of two pages without the first byte and the last it begins to write both and drops none.
-    fn send_off(&self, at: u64, len: u64) {
-        // What was not begun is written by the flush.
-        let inner = std::num::NonZero::new(len - 2);
-        let _ = rustix::fs::fadvise(&self.0, at + 1, inner, rustix::fs::Advice::DontNeed);
     }
 }
 

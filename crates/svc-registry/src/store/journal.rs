@@ -1,24 +1,20 @@
 //! Batches on their way into the database: each is flushed here, in one piece, and is durable with that.
 //!
-//! The database then need not be flushed with every batch, which would cost it many pages for a little change. A batch
+//! The database then need not be written with every batch, which would cost it many pages for a little change. A batch
 //! is a record of whole pages: magic, length, sequence number, hash, body. The database keeps the number of the last
 //! batch that is in it; once it was flushed as a whole, the journal begins again from its first page. A start reads
 //! the records until the first that is none and does what is not in the database yet.
 
 use super::write::Changes;
 use super::{Gone, StoreError, head_bytes, head_of};
-use crate::hand::Hand;
 use redb::StorageBackend;
 use ron_log::{Approval, B3, Entry, Head, Proposal};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 
 /// Bytes of a journal, all of them there from the beginning.
 pub(super) const SIZE: u64 = 8 << 20;
 const PAGE: usize = 4096;
-/// A record of so many bytes costs less to flush oneself than to hand over.
-const SHORT: usize = 2 * PAGE;
 const MAGIC: [u8; 8] = *b"ron-jrn1";
 /// Magic, length, number, hash.
 const HEADER: usize = 8 + 8 + 8 + 32;
@@ -26,48 +22,23 @@ const HEADER: usize = 8 + 8 + 8 + 32;
 /// Where the next batch goes.
 #[derive(Debug)]
 pub(super) struct Journal {
-    medium: Arc<dyn Medium>,
+    medium: Arc<dyn StorageBackend>,
     /// Of which store it is: records of another are none.
     store: B3,
     /// The number of the next batch.
     next: u64,
     at: u64,
-    hand: Hand,
-}
-
-/// What a journal is written to.
-pub(super) trait Medium: StorageBackend {
-    /// The pages written here, two at most, go to the disk from now on, and nobody waits for it.
-    fn send_off(&self, _at: u64, _len: u64) {}
-}
-
-/// A batch on its way to the disk.
-#[derive(Debug)]
-pub(super) enum Flush {
-    Own(std::io::Result<Arc<dyn Medium>>),
-    Others(Receiver<std::io::Result<()>>),
-}
-
-impl Flush {
-    /// Waits until the batch is durable.
-    pub(super) fn end(self) -> std::io::Result<()> {
-        match self {
-            Flush::Own(written) => written?.sync_data(),
-            Flush::Others(flushing) => flushing.recv().map_err(std::io::Error::other)?,
-        }
-    }
 }
 
 impl Journal {
     /// Reads the journal of a store that has all batches up to a number, and gives each later one to `act`.
     pub(super) fn recover(
-        medium: Arc<dyn Medium>,
+        medium: Arc<dyn StorageBackend>,
         store: B3,
         last: u64,
         mut act: impl FnMut(u64, Head, &Changes) -> Result<(), StoreError>,
     ) -> Result<Journal, StoreError> {
-        let hand = Hand::new("journal").map_err(StoreError::of_io)?;
-        let mut journal = Journal { medium, store, next: last + 1, at: 0, hand };
+        let mut journal = Journal { medium, store, next: last + 1, at: 0 };
         let mut found = 0;
         while let Some((number, body, len)) = journal.record(journal.at)? {
             if number > last + 1 && found == 0 {
@@ -129,44 +100,31 @@ impl Journal {
         B3(*hasher.finalize().as_bytes())
     }
 
-    /// The number the next batch will have, if there is room for it.
-    pub(super) fn number_for(&self, body: &[u8]) -> Option<u64> {
-        (self.at + pages(body.len() as u64) <= SIZE).then_some(self.next)
+    pub(super) fn has_room(&self, body: &[u8]) -> bool {
+        self.at + pages(body.len() as u64) <= SIZE
     }
 
-    /// Begins to write a batch: a short one goes on its way to the disk at once and is flushed by whoever waits for it,
-    /// a long one is written and flushed by another thread.
-    pub(super) fn begin(&self, body: &[u8]) -> Flush {
-        let len = pages(body.len() as u64);
-        let mut record = Vec::with_capacity(len as usize);
+    /// Writes a batch, for which there must be room, and gives its number once it is durable.
+    pub(super) fn write(&mut self, body: &[u8]) -> std::io::Result<u64> {
+        let number = self.next;
+        let len = pages(body.len() as u64) as usize;
+        let mut record = Vec::with_capacity(len);
         record.extend(MAGIC);
         record.extend((body.len() as u64).to_be_bytes());
-        record.extend(self.next.to_be_bytes());
-        record.extend(self.hash(self.next, body).0);
+        record.extend(number.to_be_bytes());
+        record.extend(self.hash(number, body).0);
         record.extend(body);
-        record.resize(len as usize, 0);
-        let (medium, at) = (self.medium.clone(), self.at);
-        if record.len() <= SHORT {
-            let written = write(&*medium, at, &record);
-            medium.send_off(at, len);
-            return Flush::Own(written.map(|()| medium));
+        record.resize(len, 0);
+        // The page with the header comes last, so that a write that found no room leaves no record.
+        let (first, rest) = record.split_at(PAGE);
+        if !rest.is_empty() {
+            self.medium.write(self.at + PAGE as u64, rest)?;
         }
-        Flush::Others(self.hand.begin(move || {
-            write(&*medium, at, &record)?;
-            medium.sync_data()
-        }))
-    }
-
-    /// The batch that was begun last is durable, in the database too as far as one sees.
-    pub(super) fn done(&mut self, body: &[u8]) {
-        self.at += pages(body.len() as u64);
+        self.medium.write(self.at, first)?;
+        self.medium.sync_data()?;
+        self.at += len as u64;
         self.next += 1;
-    }
-
-    /// Takes back the batch that was begun last, whether it was written or not: a start shall not find it.
-    pub(super) fn take_back(&self) -> std::io::Result<()> {
-        self.medium.write(self.at, &[0; PAGE])?;
-        self.medium.sync_data()
+        Ok(number)
     }
 
     /// All that was written is in the database and flushed there.
@@ -175,21 +133,12 @@ impl Journal {
     }
 }
 
-/// Writes a record. The page with the header comes last, so that a write that found no room leaves no record.
-fn write(medium: &dyn Medium, at: u64, record: &[u8]) -> std::io::Result<()> {
-    let (first, rest) = record.split_at(PAGE);
-    if !rest.is_empty() {
-        medium.write(at + PAGE as u64, rest)?;
-    }
-    medium.write(at, first)
-}
-
 pub(super) fn damaged(what: &str) -> StoreError {
     let advice = "make the folder anew from an export with `ron registry import`, or from a copy";
     StoreError::Damaged(format!("registry.journal is damaged ({what}): {advice}"))
 }
 
-/// Bytes of the pages that a body needs.
+/// Bytes of the pages that a body of so many bytes needs.
 fn pages(body: u64) -> u64 {
     (HEADER as u64 + body).next_multiple_of(PAGE as u64)
 }

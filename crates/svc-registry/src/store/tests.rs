@@ -65,8 +65,6 @@ impl Faulty {
     }
 }
 
-impl super::journal::Medium for Faulty {}
-
 impl StorageBackend for Faulty {
     fn len(&self) -> std::io::Result<u64> {
         Ok(self.0.lock().unwrap().bytes.len() as u64)
@@ -169,7 +167,7 @@ fn what_was_acknowledged_survives_every_power_cut_and_nothing_is_torn() {
     let flushes = media.0.lock().unwrap().flushes;
     for version in 1..=300u64 {
         let before = log.state.head();
-        writer.write(before, &log.next()).unwrap();
+        writer.write(before, log.next()).unwrap();
         if version % 23 == 0 {
             for seed in 0..4 {
                 let cut = media.after_power_cut(version * 31 + seed);
@@ -184,7 +182,7 @@ fn what_was_acknowledged_survives_every_power_cut_and_nothing_is_torn() {
     // A batch whose flush never came is there as a whole or not at all.
     let (before, changes) = (log.state.head(), log.next());
     media.set(|media| media.flush_fails = true);
-    assert!(matches!(writer.write(before, &changes), Err(StoreError::FlushFailed)));
+    assert!(matches!(writer.write(before, changes.clone()), Err(StoreError::FlushFailed)));
     for seed in 0..32 {
         let restored = over(&media.after_power_cut(seed)).unwrap().restore(&roots(), &log_key()).unwrap();
         assert!([before, log.state.head()].contains(&restored.state.head()), "seed {seed}");
@@ -198,13 +196,13 @@ fn a_failed_flush_stops_writing_and_not_reading() {
     let mut log = Grown::new(&store);
     let mut writer = store.log_writer().unwrap();
     let first = log.state.head();
-    writer.write(first, &log.next()).unwrap();
+    writer.write(first, log.next()).unwrap();
     media.set(|media| media.flush_fails = true);
     let head = log.state.head();
-    assert!(matches!(writer.write(head, &log.next()), Err(StoreError::FlushFailed)));
+    assert!(matches!(writer.write(head, log.next()), Err(StoreError::FlushFailed)));
     media.set(|media| media.flush_fails = false);
     let head = log.state.head();
-    assert!(matches!(writer.write(head, &log.next()), Err(StoreError::Stopped)), "for good");
+    assert!(matches!(writer.write(head, log.next()), Err(StoreError::Stopped)), "for good");
     assert!(matches!(store.writable(), Err(StoreError::Stopped)));
     assert!(store.reader().unwrap().pair(1).unwrap().is_some());
 }
@@ -216,17 +214,17 @@ fn a_full_disk_refuses_writes_keeps_reads_and_is_over_when_there_is_room() {
     let mut log = Grown::new(&store);
     let mut writer = store.log_writer().unwrap();
     let first = log.state.head();
-    writer.write(first, &log.next()).unwrap();
+    writer.write(first, log.next()).unwrap();
     let head = log.state.head();
     media.set(|media| media.full = true);
     let changes = log.next();
-    assert!(matches!(writer.write(head, &changes), Err(StoreError::Full)));
-    assert!(matches!(writer.write(head, &changes), Err(StoreError::Full | StoreError::Database(_))));
+    assert!(matches!(writer.write(head, changes.clone()), Err(StoreError::Full)));
+    assert!(matches!(writer.write(head, changes.clone()), Err(StoreError::Full | StoreError::Database(_))));
     media.set(|media| media.full = false);
     store.writable().unwrap();
     assert_eq!(store.reader().unwrap().head().unwrap(), head, "nothing of it was kept");
     assert!(store.reader().unwrap().pair(1).unwrap().is_some());
-    writer.write(head, &changes).unwrap();
+    writer.write(head, changes.clone()).unwrap();
     assert_eq!(store.restore(&roots(), &log_key()).unwrap().state.head(), log.state.head());
 }
 
@@ -236,7 +234,7 @@ fn a_writer_with_another_head_writes_nothing() {
     let mut log = Grown::new(&store);
     let mut writer = store.log_writer().unwrap();
     let changes = log.next();
-    assert!(matches!(writer.write(log.state.head(), &changes), Err(StoreError::HeadMoved)));
+    assert!(matches!(writer.write(log.state.head(), changes.clone()), Err(StoreError::HeadMoved)));
     assert_eq!(store.reader().unwrap().head().unwrap().version, 0);
 }
 
@@ -246,7 +244,7 @@ fn a_file_is_locked_pinned_to_its_roots_and_found_again() {
     let store = Store::open(dir.path(), &roots(), true).unwrap();
     let mut log = Grown::new(&store);
     let first = log.state.head();
-    store.log_writer().unwrap().write(first, &log.next()).unwrap();
+    store.log_writer().unwrap().write(first, log.next()).unwrap();
     let again = Store::open(dir.path(), &roots(), true).unwrap_err();
     assert!(again.to_string().contains("in use by another process"), "{again}");
     drop(store);
@@ -295,7 +293,7 @@ fn a_changed_byte_of_any_page_in_use_is_found_by_its_checksum() {
     let mut writer = store.log_writer().unwrap();
     for _ in 0..20 {
         let head = log.state.head();
-        writer.write(head, &log.next()).unwrap();
+        writer.write(head, log.next()).unwrap();
     }
     let killed = tempfile::tempdir().unwrap();
     for file in ["registry.redb", "registry.journal"] {
@@ -333,7 +331,7 @@ fn a_changed_byte_of_the_tail_is_found_at_the_start() {
     for spoil in [0, 1, 2] {
         let head = log.state.head();
         let mut changes = log.next();
-        writer.write(head, &changes).unwrap();
+        writer.write(head, changes.clone()).unwrap();
         assert!(store.restore(&roots(), &log_key()).is_ok());
         let version = log.state.head().version;
         let (entry, proposal) = changes.entries.remove(0);
@@ -421,7 +419,7 @@ fn a_states_file_is_checked_by_its_note_and_goes_with_it() {
     let mut keep = |grow: u64| {
         for _ in 0..grow {
             let head = log.state.head();
-            writer.write(head, &log.next()).unwrap();
+            writer.write(head, log.next()).unwrap();
         }
         let head = log.state.head();
         let sign = |state_b3| snapshot_note(head, state_b3);
@@ -487,7 +485,7 @@ fn a_store_is_opened_anew_by_one_at_a_time() {
     );
     assert_ne!(handle(), before);
     drop(left_over);
-    writer.write(head, &changes).unwrap();
+    writer.write(head, changes.clone()).unwrap();
     assert_eq!(store.reader().unwrap().head().unwrap(), log.state.head());
 }
 
@@ -497,7 +495,7 @@ fn a_damaged_entry_below_a_signed_state_hides_nothing_that_came_after() {
     let mut log = Grown::new(&store);
     let mut writer = store.log_writer().unwrap();
     for _ in 0..12 {
-        writer.write(log.state.head(), &log.next()).unwrap();
+        writer.write(log.state.head(), log.next()).unwrap();
     }
     store.spoil(4);
     let damaged = |error| match error {

@@ -1,9 +1,9 @@
 //! Writing the store: a batch is one transaction and one flush.
 
 use super::{
-    APPROVALS, CHECKPOINTS, COMMITTED, ENTRIES, GONE, Gone, HEAD, IN_JOURNAL, JOURNALED, KEPT_BYTES, Keeping,
-    MANIFESTS, META, MIN_VERSION, PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, Store, StoreError, TILES,
-    changes_signers, head_bytes, head_of, journal,
+    APPROVALS, CHECKPOINTS, COMMITTED, Disk, ENTRIES, GONE, Gone, HEAD, IN_JOURNAL, JOURNALED, KEPT_BYTES,
+    Keeping, MANIFESTS, META, MIN_VERSION, Opened, PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, Store, StoreError,
+    TILES, changes_signers, head_bytes, head_of,
 };
 use redb::{Database, Durability, ReadableTable as _, Table, WriteTransaction};
 use ron_log::tree::leaf_hash;
@@ -18,7 +18,7 @@ const CHECKPOINTS_KEPT: usize = 1000;
 const CHECKPOINTS_APART: u64 = 256;
 
 /// What one batch changes.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Changes {
     /// New entries in order, each with its payload.
     pub entries: Vec<(Entry, Arc<Proposal>)>,
@@ -35,11 +35,19 @@ pub struct Changes {
 
 impl Changes {
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-            && self.proposals.is_empty()
-            && self.approvals.is_empty()
-            && self.ended.is_empty()
-            && self.forgotten.is_empty()
+        self.count() == 0
+    }
+
+    /// How many things change.
+    pub(super) fn count(&self) -> usize {
+        let Changes { entries, tiles: _, proposals, approvals, ended, forgotten } = self;
+        entries.len() + proposals.len() + approvals.len() + ended.len() + forgotten.len()
+    }
+
+    /// HEAD after it, if it moves.
+    pub(super) fn head(&self) -> Option<Head> {
+        let (last, _) = self.entries.last()?;
+        Some(Head { version: last.record().version, hash: last.hash() })
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -68,11 +76,18 @@ impl LogWriter {
     }
 
     /// Writes a batch if HEAD is what the writer believes; when this returns, it is durable.
-    pub fn write(&mut self, expected: Head, changes: &Changes) -> Result<(), StoreError> {
-        let batch = self.store.inner.disk.journal().map(|_| journal::encode(expected, changes));
-        self.store.transact(changes.bytes(), Durability::Immediate, batch.as_deref(), |transaction| {
-            apply(transaction, expected, changes)
-        })
+    pub fn write(&mut self, expected: Head, changes: Changes) -> Result<(), StoreError> {
+        self.store.writing(changes.bytes(), |opened, disk| opened.append(disk, expected, changes))
+    }
+
+    /// Has the database take in what was written, if there is enough of it or all shall be.
+    pub fn settle(&self, all: bool) {
+        let waits = |opened: &Opened| {
+            opened.behind.queue().is_ok_and(|queue| if all { !queue.is_empty() } else { queue.is_enough() })
+        };
+        if self.store.opened().is_ok_and(|opened| waits(&opened)) {
+            self.store.settle();
+        }
     }
 }
 
@@ -82,8 +97,16 @@ impl Store {
         &self,
         bytes: u64,
         durability: Durability,
-        batch: Option<&[u8]>,
         act: impl Fn(&WriteTransaction) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.writing(bytes, |opened, disk| opened.write(disk, durability, act))
+    }
+
+    /// Does what writes, if there is room for so many bytes.
+    fn writing(
+        &self,
+        bytes: u64,
+        write: impl FnOnce(&Opened, &Disk) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         self.room_for(bytes)?;
         if let Some(until) = self.inner.stalled_until.load_full() {
@@ -91,7 +114,7 @@ impl Store {
         }
         let opened = self.opened()?;
         let disk = &self.inner.disk;
-        let done = opened.write(disk, durability, batch, act);
+        let done = write(&opened, disk);
         if disk.flush_failed() {
             return Err(StoreError::FlushFailed);
         }
@@ -147,26 +170,25 @@ pub(super) fn in_journal(transaction: &WriteTransaction, used: bool) -> Result<(
     change_number(transaction, IN_JOURNAL, |_| u64::from(used))
 }
 
-/// Does what a batch says, if HEAD is what it expects.
-pub(super) fn apply(
-    transaction: &WriteTransaction,
-    expected: Head,
-    changes: &Changes,
-) -> Result<(), StoreError> {
+/// Does what batches say, each of which goes on from the one before, if HEAD is what the first expects.
+pub(super) fn apply(transaction: &WriteTransaction, batches: &[(Head, &Changes)]) -> Result<(), StoreError> {
     {
         let mut meta = transaction.open_table(META).map_err(StoreError::of)?;
         let head = meta.get(HEAD).map_err(StoreError::of)?.and_then(|value| head_of(value.value()));
-        if head != Some(expected) {
+        if head != batches.first().map(|(expected, _)| *expected) {
             return Err(StoreError::HeadMoved);
         }
-        if let Some((last, _)) = changes.entries.last() {
-            let head = Head { version: last.record().version, hash: last.hash() };
+        if let Some(head) = batches.iter().rev().find_map(|(_, changes)| changes.head()) {
             meta.insert(HEAD, head_bytes(head).as_slice()).map_err(StoreError::of)?;
         }
     }
-    if !changes.entries.is_empty() {
-        append(transaction, changes)?;
+    if batches.iter().any(|(_, changes)| !changes.entries.is_empty()) {
+        append(transaction, batches)?;
     }
+    batches.iter().try_for_each(|(_, changes)| change_proposals(transaction, changes))
+}
+
+fn change_proposals(transaction: &WriteTransaction, changes: &Changes) -> Result<(), StoreError> {
     // First, for what has ended may be proposed again.
     end_proposals(transaction, changes)?;
     if !changes.proposals.is_empty() {
@@ -189,20 +211,22 @@ pub(super) fn apply(
     Ok(())
 }
 
-fn append(transaction: &WriteTransaction, changes: &Changes) -> Result<(), StoreError> {
+fn append(transaction: &WriteTransaction, batches: &[(Head, &Changes)]) -> Result<(), StoreError> {
     let mut entries = transaction.open_table(ENTRIES).map_err(StoreError::of)?;
     let mut payloads = transaction.open_table(PAYLOADS).map_err(StoreError::of)?;
     let mut committed = transaction.open_table(COMMITTED).map_err(StoreError::of)?;
     let mut tiles = transaction.open_table(TILES).map_err(StoreError::of)?;
     let mut bytes = 0;
-    for (entry, proposal) in &changes.entries {
+    for (entry, proposal) in batches.iter().flat_map(|(_, changes)| &changes.entries) {
         let version = entry.record().version;
         entries.insert(version, entry.bytes()).map_err(StoreError::of)?;
         payloads.insert(version, proposal.bytes()).map_err(StoreError::of)?;
         committed.insert(proposal.b3().0.as_slice(), version).map_err(StoreError::of)?;
         bytes += (entry.bytes().len() + proposal.bytes().len()) as u64;
     }
-    for (place, hashes) in &changes.tiles {
+    // A tile that grew several times is written as it is in the end.
+    let last: BTreeMap<_, _> = batches.iter().flat_map(|(_, changes)| &changes.tiles).collect();
+    for (place, hashes) in last {
         tiles.insert(*place, hashes.as_slice()).map_err(StoreError::of)?;
     }
     change_number(transaction, KEPT_BYTES, |kept| kept + bytes)
@@ -309,7 +333,7 @@ impl NoteWriter {
             let (hash, bytes) = disk.note(disk.states.put(version, state)).map_err(failed)?;
             (signed, state_bytes) = (Some(sign(hash)), bytes);
         }
-        self.store.transact(bytes as u64, Durability::Immediate, None, |transaction| {
+        self.store.transact(bytes as u64, Durability::Immediate, |transaction| {
             act(transaction, signed.as_deref())
         })?;
         Ok(state_bytes)
@@ -317,7 +341,7 @@ impl NoteWriter {
 
     /// A manifest of a pruning that a later one goes beyond, as a restored log has it.
     pub fn former_manifest(&self, min_version: u64, note: &str) -> Result<(), StoreError> {
-        self.store.transact(note.len() as u64, Durability::Immediate, None, |transaction| {
+        self.store.transact(note.len() as u64, Durability::Immediate, |transaction| {
             let mut manifests = transaction.open_table(MANIFESTS).map_err(StoreError::of)?;
             manifests.insert(min_version, note.as_bytes()).map_err(StoreError::of)?;
             Ok(())
@@ -327,7 +351,7 @@ impl NoteWriter {
     /// A change of the signer set from below the first version kept, as a restored log has it.
     pub fn former_signers(&self, entry: &Entry, payload: &[u8]) -> Result<(), StoreError> {
         let bytes = (entry.bytes().len() + payload.len()) as u64;
-        self.store.transact(bytes, Durability::Immediate, None, |transaction| {
+        self.store.transact(bytes, Durability::Immediate, |transaction| {
             let version = entry.record().version;
             let mut entries = transaction.open_table(ENTRIES).map_err(StoreError::of)?;
             entries.insert(version, entry.bytes()).map_err(StoreError::of)?;
@@ -342,7 +366,7 @@ impl NoteWriter {
     /// not be durable at once: the manifest is, and what is left over is removed later.
     pub fn prune(&self, count: usize) -> Result<usize, StoreError> {
         let removed = std::cell::Cell::new(0);
-        self.store.transact(0, Durability::None, None, |transaction| {
+        self.store.transact(0, Durability::None, |transaction| {
             let meta = transaction.open_table(META).map_err(StoreError::of)?;
             let known = meta.get(MIN_VERSION).map_err(StoreError::of)?;
             let min = known.and_then(|value| value.value().try_into().ok()).map_or(0, u64::from_be_bytes);
@@ -428,7 +452,7 @@ pub(super) fn prepare(
         });
         let head = Head { version: 0, hash: entry.hash() };
         let entries = vec![(entry, Arc::new(proposal))];
-        apply(transaction, head, &Changes { entries, tiles, ..Changes::default() })?;
+        apply(transaction, &[(head, &Changes { entries, tiles, ..Changes::default() })])?;
         transaction.open_table(PROPOSALS).map_err(StoreError::of)?;
         transaction.open_table(APPROVALS).map_err(StoreError::of)?;
         transaction.open_table(GONE).map_err(StoreError::of)?;

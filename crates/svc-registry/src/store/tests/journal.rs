@@ -44,7 +44,7 @@ fn grown(batches: u64) -> (Pair, Grown) {
     let mut log = Grown::new(&store);
     let mut writer = store.log_writer().unwrap();
     for _ in 0..batches {
-        writer.write(log.state.head(), &log.next()).unwrap();
+        writer.write(log.state.head(), log.next()).unwrap();
     }
     // A crash: neither is closed.
     (media.after_power_cut(0), log)
@@ -59,7 +59,7 @@ fn what_was_acknowledged_through_the_journal_survives_every_power_cut() {
     let before = media.flushes();
     for version in 1..=300u64 {
         let head = log.state.head();
-        writer.write(head, &log.next()).unwrap();
+        writer.write(head, log.next()).unwrap();
         assert_eq!(store.reader().unwrap().head().unwrap(), log.state.head());
         if version % 70 == 0 {
             store.change(|_| {});
@@ -81,7 +81,7 @@ fn what_was_acknowledged_through_the_journal_survives_every_power_cut() {
     // A batch whose flush never came is there as a whole or not at all, and nobody was shown it.
     let (head, changes) = (log.state.head(), log.next());
     media.journal.fail_flushes(true);
-    assert!(matches!(writer.write(head, &changes), Err(StoreError::FlushFailed)));
+    assert!(matches!(writer.write(head, changes.clone()), Err(StoreError::FlushFailed)));
     assert_eq!(store.reader().unwrap().head().unwrap(), head);
     for seed in 0..16 {
         let found = media.after_power_cut(seed).restored().state.head();
@@ -98,7 +98,7 @@ fn a_journal_that_is_full_begins_again_once_the_database_was_flushed() {
     let before = media.flushes();
     // Each takes two pages or three.
     for _ in 0..1500 {
-        writer.write(log.state.head(), &log.next()).unwrap();
+        writer.write(log.state.head(), log.next()).unwrap();
     }
     let after = media.flushes();
     assert!((1..4).contains(&(after.0 - before.0)), "{before:?} {after:?}");
@@ -112,17 +112,17 @@ fn a_full_disk_takes_back_what_the_journal_could_not_take() {
     let store = media.open().unwrap();
     let mut log = Grown::new(&store);
     let mut writer = store.log_writer().unwrap();
-    writer.write(log.state.head(), &log.next()).unwrap();
+    writer.write(log.state.head(), log.next()).unwrap();
     let head = log.state.head();
     media.journal.fill(true);
     let changes = log.next();
     for _ in 0..2 {
-        assert!(matches!(writer.write(head, &changes), Err(StoreError::Full)));
+        assert!(matches!(writer.write(head, changes.clone()), Err(StoreError::Full)));
         assert_eq!(store.reader().unwrap().head().unwrap(), head, "nothing of it was kept");
     }
     media.journal.fill(false);
     store.writable().unwrap();
-    writer.write(head, &changes).unwrap();
+    writer.write(head, changes.clone()).unwrap();
     assert_eq!(media.after_power_cut(1).restored().state, log.state);
 }
 
@@ -138,36 +138,156 @@ fn a_start_on_a_full_disk_reads_what_the_journal_has_and_writes_once_there_is_ro
     let (head, changes) = (log.state.head(), log.next());
     let mut writer = store.log_writer().unwrap();
     for _ in 0..2 {
-        assert!(matches!(writer.write(head, &changes), Err(StoreError::Full)));
+        assert!(matches!(writer.write(head, changes.clone()), Err(StoreError::Full)));
         assert_eq!(store.reader().unwrap().head().unwrap(), head, "it is still read");
     }
     assert!(media.database.0.lock().unwrap().bytes.starts_with(&before), "nothing was written");
     media.database.fill(false);
     media.journal.fill(false);
-    writer.write(head, &changes).unwrap();
+    writer.write(head, changes.clone()).unwrap();
     assert_eq!(store.reader().unwrap().head().unwrap(), log.state.head());
     assert_eq!(media.after_power_cut(3).restored().state, log.state);
 }
 
 #[test]
-fn what_the_database_refused_is_taken_back_from_the_journal() {
+fn a_batch_that_goes_on_from_elsewhere_is_refused_before_anything_is_written() {
     let media = Pair::new();
     let store = media.open().unwrap();
     let mut log = Grown::new(&store);
     let mut writer = store.log_writer().unwrap();
-    writer.write(log.state.head(), &log.next()).unwrap();
+    for settled in [false, true] {
+        writer.write(log.state.head(), log.next()).unwrap();
+        if settled {
+            store.reader().unwrap();
+        }
+        assert_eq!(is_behind(&store), !settled);
+        let (head, changes, flushes) = (log.state.head(), log.next(), media.flushes());
+        assert!(matches!(writer.write(log.state.head(), changes.clone()), Err(StoreError::HeadMoved)));
+        assert_eq!(media.flushes(), flushes);
+        assert_eq!(media.after_power_cut(1).restored().state.head(), head, "a start does not find it");
+        writer.write(head, changes).unwrap();
+        assert_eq!(media.after_power_cut(1).restored().state, log.state);
+    }
+}
+
+fn is_behind(store: &Store) -> bool {
+    !store.opened().unwrap().behind.queue().unwrap().is_empty()
+}
+
+#[test]
+fn the_database_takes_in_many_batches_at_once_and_whoever_reads_sees_all() {
+    let media = Pair::new();
+    let store = media.open().unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    let mut ids = Vec::new();
+    let mut write = |writer: &mut LogWriter| {
+        let (head, changes) = (log.state.head(), log.next());
+        ids.push(changes.entries[0].1.b3());
+        writer.write(head, changes).unwrap();
+        writer.settle(false);
+    };
+    for version in 1..=255 {
+        write(&mut writer);
+        assert!(is_behind(&store));
+        assert_eq!(store.settled().unwrap().head().unwrap().version, 0);
+        assert_eq!(store.settled_to(version).unwrap().1, 0, "what is behind is not looked for");
+    }
+    // Enough of them.
+    write(&mut writer);
+    let begun = Instant::now();
+    while is_behind(&store) {
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        std::thread::yield_now();
+    }
+    assert_eq!(store.settled_to(256).unwrap().1, 256);
+    write(&mut writer);
+    assert!(is_behind(&store));
+    writer.settle(false);
+    assert!(is_behind(&store), "one is not enough");
+    for (id, version) in ids.iter().zip(1..) {
+        assert_eq!(store.committed(*id).unwrap(), Some(version), "in the database or on its way there");
+    }
+    assert!(is_behind(&store), "that did not need it");
+    let reader = store.reader().unwrap();
+    assert!(!is_behind(&store));
+    assert_eq!(reader.head().unwrap(), log.state.head());
+    assert_eq!(reader.committed(ids[256]).unwrap(), Some(257));
+    let restored = store.restore(&roots(), &log_key()).unwrap();
+    assert_eq!((restored.state, restored.tree.root()), (log.state.clone(), log.tree.root()));
+    assert_eq!(media.after_power_cut(5).restored().state, log.state);
+}
+
+#[test]
+fn what_changes_one_proposal_again_and_again_is_taken_in_in_its_order() {
+    let store = Pair::new().open().unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    let (head, proposal) = (log.state.head(), log.next().entries[0].1.clone());
+    let id = proposal.b3();
+    let proposed = || Changes { proposals: vec![(proposal.clone(), 1, u64::MAX)], ..Changes::default() };
+    let ended = || Changes { ended: vec![(id, Some((Gone::Withdrawn, 6)))], ..Changes::default() };
+    let approved =
+        || Changes { approvals: vec![(id, Approval::sign("s1", &key(1), id, 7))], ..Changes::default() };
+    for changes in [proposed(), approved(), ended(), proposed()] {
+        writer.write(head, changes).unwrap();
+    }
+    let reader = store.reader().unwrap();
+    let kept = reader.proposal(id).unwrap().unwrap();
+    assert!(kept.approvals.is_empty(), "those of before it was withdrawn");
+    assert_eq!(reader.gone(id).unwrap(), None);
+    for changes in [approved(), ended()] {
+        writer.write(head, changes).unwrap();
+    }
+    let reader = store.reader().unwrap();
+    assert_eq!(reader.proposal(id).unwrap(), None);
+    assert_eq!(reader.gone(id).unwrap(), Some((Gone::Withdrawn, 6)));
+}
+
+#[test]
+fn after_a_panic_over_the_database_nothing_is_written_and_a_start_has_all() {
+    let media = Pair::new();
+    let store = media.open().unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    writer.write(log.state.head(), log.next()).unwrap();
+    let (head, opened) = (log.state.head(), store.opened().unwrap());
+    std::thread::scope(|scope| {
+        let panic = || {
+            let _alone = opened.behind.taking_in().unwrap();
+            panic!("a page makes no sense");
+        };
+        assert!(scope.spawn(panic).join().is_err());
+    });
+    let damaged = |error: StoreError| error.is_damage();
+    assert!(writer.write(head, log.next()).is_err_and(damaged));
+    assert!(store.reader().is_err_and(damaged), "who would go on from there is told");
+    assert_eq!(store.good_reader().unwrap().head().unwrap().version, 0);
+    assert_eq!(media.after_power_cut(1).restored().state.head(), head);
+}
+
+#[test]
+fn what_a_full_disk_keeps_from_the_database_is_read_all_the_same() {
+    let media = Pair::new();
+    let store = media.open().unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    for _ in 0..5 {
+        writer.write(log.state.head(), log.next()).unwrap();
+    }
+    assert!(is_behind(&store));
+    media.database.fill(true);
+    let note = || store.note_writer().former_manifest(1, "note");
+    assert!(matches!(note(), Err(StoreError::Full)));
+    assert_eq!(store.reader().unwrap().head().unwrap(), log.state.head(), "what was acknowledged is read");
     let (head, changes) = (log.state.head(), log.next());
-    assert!(matches!(writer.write(log.state.head(), &changes), Err(StoreError::HeadMoved)));
-    assert_eq!(media.after_power_cut(1).restored().state.head(), head, "a start does not find it");
-    writer.write(head, &changes).unwrap();
-    assert_eq!(media.after_power_cut(1).restored().state, log.state);
-    // What cannot be taken back may be found: nothing is written any more until a start has decided.
-    let head = log.state.head();
-    let changes = log.next();
-    media.journal.set(|media| media.flushes_left = Some(1));
-    assert!(matches!(writer.write(log.state.head(), &changes), Err(StoreError::FlushFailed)));
-    assert!(matches!(store.writable(), Err(StoreError::Stopped)));
+    assert!(matches!(writer.write(head, changes.clone()), Err(StoreError::Full)));
     assert_eq!(store.reader().unwrap().head().unwrap(), head);
+    media.database.fill(false);
+    writer.write(head, changes).unwrap();
+    note().unwrap();
+    assert_eq!(store.reader().unwrap().head().unwrap(), log.state.head());
+    assert_eq!(media.after_power_cut(3).restored().state, log.state);
 }
 
 #[test]
@@ -201,7 +321,7 @@ fn a_journal_of_another_store_is_none_and_one_that_goes_on_elsewhere_is_told() {
     let mut writer = store.log_writer().unwrap();
     let old = media.database.after_power_cut(0);
     for version in 1..=5 {
-        writer.write(log.state.head(), &log.next()).unwrap();
+        writer.write(log.state.head(), log.next()).unwrap();
         if version == 3 {
             store.change(|_| {});
         }
@@ -241,7 +361,7 @@ fn folders(batches: u64) -> (tempfile::TempDir, tempfile::TempDir) {
     let mut log = Grown::new(&store);
     let mut writer = store.log_writer().unwrap();
     for _ in 0..batches {
-        writer.write(log.state.head(), &log.next()).unwrap();
+        writer.write(log.state.head(), log.next()).unwrap();
     }
     for name in [FILE, "registry.journal"] {
         std::fs::copy(dir.path().join(name), crashed.path().join(name)).unwrap();
@@ -259,7 +379,7 @@ fn what_the_journal_has_is_done_also_by_a_start_that_flushes_nothing() {
         let mut log = Grown::new(&store);
         let version = log.state.head().version;
         assert!(version >= 5, "{version}");
-        store.log_writer().unwrap().write(log.state.head(), &log.next()).unwrap();
+        store.log_writer().unwrap().write(log.state.head(), log.next()).unwrap();
         assert_eq!(store.restore(&roots(), &log_key()).unwrap().state, log.state);
         store.close();
     }
