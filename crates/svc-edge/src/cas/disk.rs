@@ -9,6 +9,7 @@ use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition}
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,6 +49,8 @@ pub struct Disk {
     sync: bool,
     /// How often the index was changed.
     changed: AtomicU64,
+    /// What is going to be in the index.
+    pending: File,
 }
 
 fn index_error(error: impl Into<redb::Error>) -> DiskError {
@@ -84,7 +87,10 @@ impl Disk {
                 (open().map_err(index_error)?, false)
             }
         };
-        let disk = Disk { root: root.to_owned(), index, sync, changed: AtomicU64::new(0) };
+        let pending = root.join(PENDING);
+        let pending =
+            File::options().write(true).create(true).truncate(false).open(&pending).map_err(at(&pending))?;
+        let disk = Disk { root: root.to_owned(), index, sync, changed: AtomicU64::new(0), pending };
         disk.catch_up()?;
         if !known || !disk.load(catalog)? {
             let changes = disk.found(catalog).map_err(at(root))?;
@@ -193,7 +199,7 @@ impl Disk {
     /// for, so that after a power cut this may be missing.
     pub fn note(&self, changes: &[Change]) -> io::Result<()> {
         let note = pending::encode(self.changed.load(Ordering::Relaxed) + 1, changes);
-        std::fs::write(self.root.join(PENDING), note)
+        self.pending.write_all_at(&note, 0)
     }
 
     /// Does what was noted and not done.

@@ -1,6 +1,7 @@
 //! What is going to be in the index, as a small file: a process that is killed before it is there finds it here.
 //!
-//! The file is not synced and only ever written over, so that it may be half of one: it begins with its own hash.
+//! The file is not synced and only ever written over, so that it may be half of one: it begins with the hash of what it
+//! says and the length of that. It is not cut either, which would wait for a disk that still writes the note before.
 
 use super::catalog::Asset;
 use super::disk::{self, Change};
@@ -22,12 +23,16 @@ pub(super) fn encode(number: u64, changes: &[Change]) -> Vec<u8> {
     };
     let rows: Vec<Value> = changes.iter().map(row).collect();
     let text = json!({"number": number, "changes": rows}).to_string();
-    [blake3::hash(text.as_bytes()).as_bytes(), text.as_bytes()].concat()
+    let (hash, len) = (blake3::hash(text.as_bytes()), text.len() as u64);
+    [hash.as_bytes().as_slice(), &len.to_be_bytes(), text.as_bytes()].concat()
 }
 
 /// The number and the changes; `None` if this is not all of it.
 pub(super) fn decode(note: &[u8]) -> Option<(u64, Vec<Change>)> {
-    let (hash, text) = note.split_first_chunk::<32>()?;
+    let (hash, rest) = note.split_first_chunk::<32>()?;
+    let (len, rest) = rest.split_first_chunk::<8>()?;
+    // Beyond it there may be the rest of a longer note.
+    let text = rest.get(..usize::try_from(u64::from_be_bytes(*len)).ok()?)?;
     if blake3::hash(text) != blake3::Hash::from(*hash) {
         return None;
     }
@@ -95,8 +100,12 @@ mod tests {
         for cut in 0..note.len() {
             assert!(decode(&note[..cut]).is_none(), "{cut}");
         }
-        let mut flipped = note.clone();
-        flipped[40] ^= 1;
-        assert!(decode(&flipped).is_none());
+        for at in [0, 31, 32, 39, 40, note.len() - 1] {
+            let mut flipped = note.clone();
+            flipped[at] ^= 1;
+            assert!(decode(&flipped).is_none(), "{at}");
+        }
+        let over_a_longer_one = [note.as_slice(), b"rest"].concat();
+        assert_eq!(decode(&over_a_longer_one).map(|(number, _)| number), Some(17));
     }
 }
