@@ -164,6 +164,20 @@ fn clients_are_told_of_the_pack_and_can_read_the_archive_itself() {
     assert!(forever.header("cache-control").unwrap().contains("immutable"));
     let other = ask(&node, "/edge/packs/a/0/0/0.mvt?v=other", &[]);
     assert_eq!(other.header("cache-control"), Some("no-cache"), "that generation is not this one");
+    // What is written once for a tile is what is put together for a HEAD.
+    for query in ["", &format!("?v={generation}")] {
+        let fields = |method: &str| {
+            let path = format!("/edge/packs/a/0/0/0.mvt{query}");
+            let answer =
+                request(&edge(&node), method, &path, &[("Origin", "https://other.test")], b"").unwrap();
+            let mut fields = answer.headers;
+            fields.retain(|(name, _)| !["date", "x-corr-id"].contains(&name.as_str()));
+            fields.sort();
+            fields
+        };
+        assert!(fields("GET").len() > 10, "{:?}", fields("GET"));
+        assert_eq!(fields("GET"), fields("HEAD"), "{query}");
+    }
     node.eventually("the pack is checked", |node| listed(node, "a")["verified"] == true);
     let entry = listed(&node, "a");
     assert_eq!((&entry["state"], &entry["b3"]), (&"serving".into(), &b3(&bytes).into()));

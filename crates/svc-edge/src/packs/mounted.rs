@@ -9,6 +9,7 @@ use crate::pack::{Compression, DirectoryCache, Fault, Limits, Pack, PackError, P
 use crate::semantics::{Coding, repr_digest};
 use bytes::Bytes;
 use http::HeaderValue;
+use ron_kernel::http::Written;
 use sha2::{Digest as _, Sha256};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::runtime::Handle;
 
 /// Tiles in memory, by the number of their generation and their place in it.
-pub(super) type TileCache = Kept<(u64, Section), Content>;
+pub(super) type TileCache = Kept<(u64, Section), Arc<Content>>;
 
 /// How many look-ups of one MBTiles file go on at a time; a guess.
 const CONNECTIONS: usize = 4;
@@ -26,20 +27,30 @@ const READ_NOW: usize = 64 << 10;
 const FRONT: u64 = 16 << 10;
 
 /// What can be sent: bytes as they are stored, and what they are called.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Content {
     pub(crate) bytes: Bytes,
     pub(crate) coding: Coding,
     pub(crate) address: Address,
     pub(crate) repr_digest: HeaderValue,
+    /// The fields of a plain answer as HTTP/1.1 writes them, for a while and for good.
+    written: [OnceLock<Arc<Written>>; 2],
 }
+
+/// What those fields may take.
+const WRITTEN_BYTES: usize = 1024;
 
 impl Content {
     pub(crate) fn new(bytes: Bytes, coding: Coding) -> Content {
         let address = Address::from(blake3::hash(&bytes));
         let digest: [u8; 32] = Sha256::digest(&bytes).into();
         let repr_digest = repr_digest(&digest).try_into().unwrap_or_else(|_| HeaderValue::from_static(""));
-        Content { bytes, coding, address, repr_digest }
+        Content { bytes, coding, address, repr_digest, written: Default::default() }
+    }
+
+    /// The fields of a plain answer, made once. Besides this content they depend on nothing but whether it is good for ever.
+    pub(crate) fn written(&self, forever: bool, make: impl FnOnce() -> Written) -> Arc<Written> {
+        self.written[usize::from(forever)].get_or_init(|| Arc::new(make())).clone()
     }
 
     /// The same without its coding.
@@ -181,7 +192,7 @@ impl Mounted {
     }
 
     /// A tile, if it can be had without waiting for a disk; the inner `None`: there is none.
-    pub(crate) fn held(&self, coord: TileCoord) -> Option<Result<Option<Content>, PackError>> {
+    pub(crate) fn held(&self, coord: TileCoord) -> Option<Result<Option<Arc<Content>>, PackError>> {
         let place = match &self.pack {
             Pack::Pmtiles(pack) => match pack.locate_held(coord)? {
                 Ok(Some(place)) => place,
@@ -199,20 +210,21 @@ impl Mounted {
         Some(Ok(Some(self.keep(place, bytes, pack.header().compression))))
     }
 
-    fn keep(&self, place: Section, bytes: Bytes, compression: Compression) -> Content {
+    fn keep(&self, place: Section, bytes: Bytes, compression: Compression) -> Arc<Content> {
         let coding = match compression {
             Compression::Unknown | Compression::None => Coding::Identity,
             Compression::Gzip => Coding::Gzip,
             Compression::Brotli => Coding::Brotli,
             Compression::Zstd => Coding::Zstd,
         };
-        let content = Content::new(bytes, coding);
-        self.shared.tiles.keep((self.number, place), content.clone(), content.bytes.len());
+        let content = Arc::new(Content::new(bytes, coding));
+        let bytes = content.bytes.len() + size_of::<Content>() + WRITTEN_BYTES;
+        self.shared.tiles.keep((self.number, place), content.clone(), bytes);
         content
     }
 
     /// A tile. Blocks.
-    pub(crate) fn read(&self, coord: TileCoord) -> Result<Option<Content>, PackError> {
+    pub(crate) fn read(&self, coord: TileCoord) -> Result<Option<Arc<Content>>, PackError> {
         let (place, bytes, compression) = match &self.pack {
             Pack::Pmtiles(pack) => {
                 let Some(place) = pack.locate(coord)? else { return Ok(None) };

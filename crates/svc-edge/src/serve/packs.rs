@@ -1,7 +1,7 @@
 //! Answers from packs: tiles, what is known of them, and the archives themselves.
 
 use super::read::{FOREVER, SHORT, refusal};
-use super::{Edge, Snapshot, Source, preview, unix_millis, value};
+use super::{EVERYWHERE, Edge, Snapshot, Source, preview, unix_millis, value};
 use crate::address::Address;
 use crate::body::{ObjectBody, Pieces};
 use crate::cache::CACHE_STATUS;
@@ -15,9 +15,9 @@ use http::header::{
     HeaderMap, HeaderValue, VARY,
 };
 use http::request::Parts;
-use http::{Method, Response, StatusCode};
+use http::{Method, Response, StatusCode, Version};
 use ron_kernel::admission::deadline::Budget;
-use ron_kernel::http::Body;
+use ron_kernel::http::{Body, Written};
 use ron_kernel::problem::Rejection;
 use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
@@ -104,7 +104,7 @@ pub(super) struct Asked<'a> {
 
 /// A resource that is all in memory.
 struct Resource<'a> {
-    content: &'a Content,
+    content: &'a Arc<Content>,
     content_type: &'static str,
     cache_control: &'static str,
 }
@@ -203,7 +203,8 @@ impl Edge {
             }
         };
         let found = found.map_err(|error| self.unusable(mounted, &error))?;
-        let current = asked.request.uri.query() == Some(&version(mounted));
+        let asked_for = asked.request.uri.query().and_then(|query| query.strip_prefix("v="));
+        let current = asked_for == Some(&mounted.generation);
         let cache_control = if current { FOREVER } else { ASK };
         let Some(content) = found else {
             self.count_cache(Source::Hit);
@@ -224,7 +225,7 @@ impl Edge {
         text: String,
         content_type: &'static str,
     ) -> Result<Response<Body>, Rejection> {
-        let content = Content::new(text.into(), Coding::Identity);
+        let content = Arc::new(Content::new(text.into(), Coding::Identity));
         let resource = Resource { content: &content, content_type, cache_control: ASK };
         self.send(asked, &resource, Limits::default()).await
     }
@@ -237,34 +238,16 @@ impl Edge {
         limits: Limits,
     ) -> Result<Response<Body>, Rejection> {
         let decision = decided(asked, resource.content, resource.content_type);
-        let (content, decision) = if decision.variant.is_none() && resource.content.coding != Coding::Identity
-        {
-            let stored = resource.content.clone();
-            let decoded = self.reading(asked.budget, move || stored.decoded(limits)).await?;
-            let decoded = decoded.map_err(|fault| invalid(&fault))?;
-            let decision = decided(asked, &decoded, resource.content_type);
-            (decoded, decision)
-        } else {
-            (resource.content.clone(), decision)
-        };
+        if decision.variant.is_some() || resource.content.coding == Coding::Identity {
+            self.count_cache(Source::Hit);
+            return answer(asked, resource, resource.content, &decision);
+        }
+        let stored = resource.content.clone();
+        let decoded = self.reading(asked.budget, move || stored.decoded(limits)).await?;
+        let decoded = decoded.map_err(|fault| invalid(&fault))?;
         self.count_cache(Source::Hit);
-        let mut headers = fields(&decision, Some(content.address));
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static(resource.cache_control));
-        if resource.content.coding != Coding::Identity {
-            headers.insert(VARY, HeaderValue::from_static("Accept-Encoding"));
-        }
-        if matches!(decision.status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
-            headers.insert(REPR_DIGEST, content.repr_digest.clone());
-            if content.coding != Coding::Identity {
-                headers.insert(CONTENT_ENCODING, HeaderValue::from_static(content.coding.name()));
-            }
-        }
-        let mut response = refused(&decision, headers)?;
-        if response.status() != StatusCode::NOT_MODIFIED && asked.request.method != Method::HEAD {
-            let body = Body::full(assembled(&content.bytes, &decision.pieces));
-            *response.body_mut() = body.ending_by(until(asked.budget, decision.content_length));
-        }
-        Ok(response)
+        let decision = decided(asked, &decoded, resource.content_type);
+        answer(asked, resource, &decoded, &decision)
     }
 
     async fn read_archive(
@@ -417,6 +400,53 @@ fn decide_one(asked: &Asked<'_>, variant: Variant, content_type: &str) -> Decisi
     decide(&asked.request.method, &asked.request.headers, available, several, unix_millis() / 1000)
 }
 
+/// Sends content as it is: that of the resource, or the same without its coding.
+fn answer(
+    asked: &Asked<'_>,
+    resource: &Resource<'_>,
+    content: &Content,
+    decision: &Decision,
+) -> Result<Response<Body>, Rejection> {
+    let whole = || Body::full(assembled(&content.bytes, &decision.pieces));
+    let until = until(asked.budget, decision.content_length);
+    let request = asked.request;
+    if request.version < Version::HTTP_2
+        && request.method == Method::GET
+        && decision.status == StatusCode::OK
+        && std::ptr::eq(content, &**resource.content)
+    {
+        let written = content.written(resource.cache_control == FOREVER, || {
+            let fields = described(resource, content, decision);
+            let mut written = Written::default();
+            for (name, value) in fields.iter().chain(&HeaderMap::from_iter(EVERYWHERE)) {
+                written.push(name.as_str().as_bytes(), value.as_bytes());
+            }
+            written
+        });
+        return Ok(Response::new(whole().ending_by(until).behind(written)));
+    }
+    let mut response = refused(decision, described(resource, content, decision))?;
+    if response.status() != StatusCode::NOT_MODIFIED && request.method != Method::HEAD {
+        *response.body_mut() = whole().ending_by(until);
+    }
+    Ok(response)
+}
+
+fn described(resource: &Resource<'_>, content: &Content, decision: &Decision) -> HeaderMap {
+    let mut headers = fields(decision, Some(content.address));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static(resource.cache_control));
+    if resource.content.coding != Coding::Identity {
+        headers.insert(VARY, HeaderValue::from_static("Accept-Encoding"));
+    }
+    if matches!(decision.status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
+        headers.insert(REPR_DIGEST, content.repr_digest.clone());
+        if content.coding != Coding::Identity {
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static(content.coding.name()));
+        }
+    }
+    headers
+}
+
 /// The fields that all answers from packs have.
 fn fields(decision: &Decision, address: Option<Address>) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(16);
@@ -475,11 +505,6 @@ fn assembled(bytes: &Bytes, pieces: &[Piece]) -> Bytes {
     out.freeze()
 }
 
-/// The query of a tile's URL that holds for one generation only.
-fn version(mounted: &Mounted) -> String {
-    format!("v={}", mounted.generation)
-}
-
 /// The TileJSON document. Its URLs are of the host that was asked, for clients want them whole.
 fn tile_json(name: &str, mounted: &Mounted, asked: &Asked<'_>) -> String {
     let request = asked.request;
@@ -489,7 +514,7 @@ fn tile_json(name: &str, mounted: &Mounted, asked: &Asked<'_>) -> String {
     let set = mounted.pack.tile_set();
     let extension = set.kind.extensions()[0];
     let url =
-        format!("{scheme}://{host}/edge/packs/{name}/{{z}}/{{x}}/{{y}}.{extension}?{}", version(mounted));
+        format!("{scheme}://{host}/edge/packs/{name}/{{z}}/{{x}}/{{y}}.{extension}?v={}", mounted.generation);
     set.tile_json(&[url], &mounted.generation)
 }
 

@@ -10,7 +10,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use http::header::{CONTENT_SECURITY_POLICY, HeaderMap, HeaderValue};
 use std::io::Write as _;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 pub(super) const HTML: &str = "text/html; charset=utf-8";
 
@@ -36,8 +36,8 @@ pub(super) fn protect(headers: &mut HeaderMap) {
 }
 
 /// A part of the page and its type. The first time takes a moment.
-pub(super) fn part(file: &str) -> Option<(Content, &'static str)> {
-    static PARTS: LazyLock<Vec<(&str, Content)>> = LazyLock::new(|| {
+pub(super) fn part(file: &str) -> Option<(Arc<Content>, &'static str)> {
+    static PARTS: LazyLock<Vec<(&str, Arc<Content>)>> = LazyLock::new(|| {
         let own = [
             ("preview.mjs", include_bytes!("preview/preview.mjs").as_slice()),
             ("preview.css", include_bytes!("preview/preview.css")),
@@ -52,10 +52,10 @@ pub(super) fn part(file: &str) -> Option<(Content, &'static str)> {
     PARTS.iter().find(|(name, _)| *name == file).map(|(_, content)| (content.clone(), content_type))
 }
 
-fn packed(bytes: &'static [u8]) -> Content {
+fn packed(bytes: &'static [u8]) -> Arc<Content> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
-    match encoder.write_all(bytes).and_then(|()| encoder.finish()) {
+    Arc::new(match encoder.write_all(bytes).and_then(|()| encoder.finish()) {
         Ok(packed) => Content::new(packed.into(), Coding::Gzip),
         Err(_memory_does_not_fail) => Content::new(Bytes::from_static(bytes), Coding::Identity),
-    }
+    })
 }
