@@ -150,6 +150,10 @@ impl Core {
             return Ok(());
         }
         self.shared.troubles.set(Trouble::Full, false);
+        if self.shared.store.is_stuck() {
+            // Once more; should it fail again, all is read anew.
+            self.shared.store.reader()?;
+        }
         self.writer.settle(true);
         // Told to readiness; who commits meanwhile is told too.
         let _ = self.clock(now);

@@ -2,7 +2,7 @@
 
 use ron_kernel::task::panic_text;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use tokio::sync::oneshot;
 
 type Work = Box<dyn FnOnce() + Send>;
@@ -52,14 +52,10 @@ impl Hand {
         }
     }
 
-    /// Begins a piece of work for a caller that goes on meanwhile and then waits; what it gives must not panic.
-    pub(crate) fn begin<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
-        let (done, result) = sync_channel(1);
-        // Whoever waits is told by the end of the channel if there is nobody to do it.
-        let _ = self.0.send(Box::new(move || {
-            let _ = done.send(work());
-        }));
-        result
+    /// Begins a piece of work that must not panic, and of which nobody waits for the end.
+    pub(crate) fn begin(&self, work: impl FnOnce() + Send + 'static) {
+        // The thread lives as long as this.
+        let _ = self.0.send(Box::new(work));
     }
 }
 

@@ -29,9 +29,10 @@ use behind::{Batch, Behind, panicked};
 use journal::Journal;
 use redb::{Database, Durability, ReadTransaction, ReadableDatabase as _, TableDefinition, WriteTransaction};
 use ron_log::{Head, TrustRoots};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Bytes of pages kept in memory.
@@ -135,7 +136,7 @@ pub enum OpenError {
 /// Does what opens and reads the store of a folder. redb panics where a page makes no sense to it; whatever was used
 /// then is not used again, so that it can be told as the damage it is.
 pub fn reading<T, E: From<StoreError>>(dir: &Path, read: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-    let read = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read));
+    let read = catch_unwind(AssertUnwindSafe(read));
     read.unwrap_or_else(|_panic| Err(damaged_file(dir, "").into()))
 }
 
@@ -198,8 +199,8 @@ struct Inner {
     writer_taken: AtomicBool,
     /// Bytes of the write that found no room: until there is as much, the disk counts as full.
     short_of: AtomicU64,
-    /// Somebody opens the database anew.
-    reopening: AtomicBool,
+    /// Held by who opens the database anew.
+    reopening: Mutex<()>,
     /// Until when writes are held up: what an operator may do to see a slow disk.
     stalled_until: ArcSwapOption<Instant>,
     /// Gives the database what is behind, when it was asked to.
@@ -218,6 +219,8 @@ struct Opened {
     /// What is durable and not in the database yet.
     behind: Behind,
     ended: Arc<AtomicBool>,
+    /// Nothing reaches the disk from here.
+    held: bool,
 }
 
 impl Opened {
@@ -226,7 +229,14 @@ impl Opened {
         let database = Database::builder().set_cache_size(CACHE).create_with_backend(handle);
         let database = database.map_err(StoreError::of)?;
         let shown = ArcSwap::from_pointee(database.begin_read().map_err(StoreError::of)?);
-        Ok(Opened { database, shown, journal: Mutex::new(None), behind: Behind::default(), ended })
+        Ok(Opened {
+            database,
+            shown,
+            journal: Mutex::new(None),
+            behind: Behind::default(),
+            ended,
+            held: false,
+        })
     }
 
     /// Opens what lies on a disk, or begins a store there, and does what the journal has.
@@ -247,6 +257,7 @@ impl Opened {
     /// Nothing is written to it, since a full disk is opened anew before.
     fn held(disk: &Disk, roots: &TrustRoots) -> Result<Opened, OpenError> {
         let opened = Opened::at(&disk.held().map_err(StoreError::of_io)?, roots)?;
+        let opened = Opened { held: true, ..opened };
         disk.set_full(true);
         tracing::error!(
             "the disk is full: the registry is read from memory where it would have been written"
@@ -335,8 +346,20 @@ impl Opened {
         durability: Durability,
         act: impl Fn(&WriteTransaction) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        let mut journal = self.journal.lock().map_err(panicked)?;
+        let mut journal = self.journal(disk)?;
         self.write_alone(disk, &mut journal, durability, act)
+    }
+
+    /// The journal, for who may write: while it was waited for, that may have ended.
+    fn journal(&self, disk: &Disk) -> Result<MutexGuard<'_, Option<Journal>>, StoreError> {
+        let journal = self.journal.lock().map_err(panicked)?;
+        if disk.flush_failed() {
+            return Err(StoreError::Stopped);
+        }
+        if self.held || self.ended.load(Ordering::Acquire) {
+            return Err(StoreError::Full);
+        }
+        Ok(journal)
     }
 
     /// The same for who has the journal already.
@@ -349,18 +372,19 @@ impl Opened {
     ) -> Result<(), StoreError> {
         self.catch_up()?;
         write::transact(&self.database, durability, act)?;
+        // Then the journal is needed as it is.
+        if disk.flush_failed() {
+            return Err(StoreError::FlushFailed);
+        }
         if let (Some(journal), Durability::Immediate) = (journal, durability) {
             journal.begin_again();
         }
-        if disk.flush_failed() { Err(StoreError::FlushFailed) } else { self.show() }
+        self.show()
     }
 
     /// Makes a batch durable: in the journal while there is room in it, else in the database with everything before it.
     fn append(&self, disk: &Disk, expected: Head, changes: Changes) -> Result<(), StoreError> {
-        let mut journal = self.journal.lock().map_err(panicked)?;
-        if self.ended.load(Ordering::Acquire) {
-            return Err(StoreError::Full);
-        }
+        let mut journal = self.journal(disk)?;
         let body = journal.is_some().then(|| journal::encode(expected, &changes));
         match (&mut *journal, body) {
             (Some(journal), Some(body)) if journal.has_room(&body) => {
@@ -373,7 +397,8 @@ impl Opened {
                 if head != expected {
                     return Err(StoreError::HeadMoved);
                 }
-                let number = disk.journaled(journal.write(&body))?;
+                disk.journaled(journal.write(&body))?;
+                let number = disk.flushed(journal.flush(&body))?;
                 self.behind.queue()?.push(Batch { number, expected, changes });
                 Ok(())
             }
@@ -421,7 +446,7 @@ impl Store {
             opened: ArcSwapOption::from_pointee(opened),
             writer_taken: AtomicBool::new(false),
             short_of: AtomicU64::new(0),
-            reopening: AtomicBool::new(false),
+            reopening: Mutex::new(()),
             stalled_until: ArcSwapOption::empty(),
             hand: Hand::new("database").map_err(StoreError::of_io)?,
             asked: AtomicBool::new(false),
@@ -448,14 +473,15 @@ impl Store {
     pub fn reader(&self) -> Result<Reader, StoreError> {
         let opened = self.opened()?;
         match opened.catch_up() {
-            Err(StoreError::Database(_)) if self.inner.disk.is_full() => {
+            Err(StoreError::Database(_)) if self.inner.disk.is_full() && !self.inner.disk.flush_failed() => {
                 drop(opened);
-                // From memory, if there is no room yet.
+                // Without room it is read from memory.
                 let _ = self.reopen();
-                self.settled()
+                self.opened()?.catch_up()?;
             }
-            done => done.and_then(|()| self.settled()),
+            done => done?,
         }
+        self.settled()
     }
 
     /// The same for who serves what can be served: of a damaged database what it had before.
@@ -482,6 +508,11 @@ impl Store {
         if waiting.is_some() { Ok(waiting) } else { self.settled()?.committed(payload) }
     }
 
+    /// Whether the database did not take in what is behind, when it was to.
+    pub fn is_stuck(&self) -> bool {
+        self.opened().is_ok_and(|opened| opened.behind.is_stuck().unwrap_or(true))
+    }
+
     /// Has the database take in what is behind, soon and on another thread.
     pub fn settle(&self) {
         if self.inner.asked.swap(true, Ordering::AcqRel) {
@@ -490,12 +521,13 @@ impl Store {
         let store = self.clone();
         self.inner.hand.begin(move || {
             store.inner.asked.store(false, Ordering::Release);
-            match store.reader() {
-                Ok(_) | Err(StoreError::Closed) => {}
-                // Whoever reads or writes next finds the same, and is told.
-                Err(error) => {
-                    tracing::error!(%error, "the registry's database does not take in what its journal has");
+            // Whoever reads or writes next finds the same, and is told.
+            match catch_unwind(AssertUnwindSafe(|| store.reader())) {
+                Ok(Ok(_) | Err(StoreError::Closed)) => {}
+                Ok(Err(error)) => {
+                    tracing::error!(%error, "the registry's database does not take in what its journal has")
                 }
+                Err(_panic) => tracing::error!("the registry's database panicked over what its journal has"),
             }
         });
     }
@@ -572,18 +604,19 @@ impl Store {
     /// After an error of writing redb wants to be opened anew; what was durable is there.
     fn reopen(&self) -> Result<(), StoreError> {
         // Two handles at once would each write: who comes second is told what the first found.
-        if self.inner.reopening.swap(true, Ordering::AcqRel) {
-            return Err(StoreError::Full);
-        }
-        let done = if self.inner.disk.is_full() { self.open_anew() } else { Ok(()) };
-        self.inner.reopening.store(false, Ordering::Release);
-        done
+        let _alone = match self.inner.reopening.try_lock() {
+            Ok(alone) => alone,
+            Err(TryLockError::Poisoned(alone)) => alone.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(StoreError::Full),
+        };
+        if self.inner.disk.is_full() { self.open_anew() } else { Ok(()) }
     }
 
     fn open_anew(&self) -> Result<(), StoreError> {
         let former = self.opened()?;
-        // Nothing goes into the journal while it is read.
+        // Nothing goes into the journal while it is read, nor from there into the database.
         let _journal = former.journal.lock().map_err(panicked)?;
+        let _alone = former.behind.taking_in()?;
         former.ended.store(true, Ordering::Release);
         self.inner.disk.set_full(false);
         let disk = &self.inner.disk;

@@ -137,7 +137,8 @@ impl Pass {
     pub(crate) fn slice(&mut self, shared: &Shared) -> Result<bool, Stop> {
         let begun = Instant::now();
         // This thread comes last: nobody shall wait for what it would take into the database.
-        let (reader, head) = shared.store.settled_to(shared.head().version)?;
+        let durable = shared.head().version;
+        let (reader, head) = shared.store.settled_to(durable)?;
         let min = reader.min_version()?;
         let read = |version: u64| match reader.pair(version)? {
             None if version < min => Err(Stop::Overtaken),
@@ -148,7 +149,7 @@ impl Pass {
             if begun.elapsed() > SLICE { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         let next = self.verifier.next_version();
-        let caught_up = next > head;
+        let caught_up = next > durable;
         if caught_up {
             self.check_snapshot(shared, &reader)?;
         }

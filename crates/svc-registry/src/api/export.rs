@@ -99,7 +99,7 @@ type Made = Result<(Vec<u8>, Exporter), (StoreError, Exporter)>;
 
 impl Exporter {
     fn piece(mut self) -> Made {
-        let made = self.shared.store.reader().and_then(|reader| self.next(&reader));
+        let made = self.shared.store.good_reader().and_then(|reader| self.next(&reader));
         match made {
             Ok(bytes) => Ok((bytes, self)),
             Err(error) => Err((error, self)),

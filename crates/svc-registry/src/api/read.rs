@@ -56,6 +56,9 @@ impl Api {
             return Err(not_found("there is no such version yet"));
         }
         let found = self.read(&asked, "entry", move |reader| reader.pair(version)).await?;
+        if found.is_none() && version >= self.shared.min_version() {
+            return Err(Rejection::new(Reason::Storage, "this version cannot be read now"));
+        }
         // What is about to be removed is gone already; changes of the signer set stay.
         let kept = |payload: &[u8]| version >= self.shared.min_version() || changes_signers(version, payload);
         let Some((record, payload)) = found.filter(|(_, payload)| kept(payload)) else {

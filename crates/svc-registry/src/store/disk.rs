@@ -1,7 +1,8 @@
 //! What lies under the store: a file or memory, and what is known of its health.
 //!
 //! A failed flush is not passed on as an error: redb would then refuse reads too, and what was durable before
-//! is still good. It is noted here instead, and the store writes nothing any more until the process restarts.
+//! is still good. It is noted here instead, and nothing is written any more until the process restarts: what redb goes on to
+//! write, believing that all before it is safe, stays in memory.
 
 use super::StoreError;
 use super::states::States;
@@ -14,7 +15,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// So much free room is not gone within this time.
@@ -131,12 +132,18 @@ impl Disk {
 
     /// What became of a batch's write to the journal. No room is the only error after which one can go on: no
     /// record was made then.
-    pub(super) fn journaled<T>(&self, written: std::io::Result<T>) -> Result<T, StoreError> {
-        self.note(written).map_err(|error| {
-            if !self.is_full() {
-                tracing::error!(%error, "the registry's journal could not be written: nothing is written any more");
-                self.health.flush_failed.store(true, Ordering::Release);
-            }
+    pub(super) fn journaled(&self, written: std::io::Result<()>) -> Result<(), StoreError> {
+        match self.note(written) {
+            Err(error) if self.is_full() => Err(StoreError::of_io(error)),
+            written => self.flushed(written),
+        }
+    }
+
+    /// What became of the journal's flush: whether the record is there is not known if it failed, for whatever reason.
+    pub(super) fn flushed<T>(&self, flushed: std::io::Result<T>) -> Result<T, StoreError> {
+        flushed.map_err(|error| {
+            tracing::error!(%error, "the registry's journal could not be written: nothing is written any more");
+            self.health.flush_failed.store(true, Ordering::Release);
             StoreError::of_io(error)
         })
     }
@@ -145,7 +152,7 @@ impl Disk {
     /// so that a reader left over from before does not see what came after.
     pub(super) fn handle(&self) -> (Handle, Arc<AtomicBool>) {
         let ended = Arc::new(AtomicBool::new(false));
-        (Handle { disk: self.clone(), ended: ended.clone() }, ended)
+        (Handle { disk: self.clone(), ended: ended.clone(), over: OnceLock::new() }, ended)
     }
 
     /// A flush failed: nobody knows what is on the disk.
@@ -191,45 +198,52 @@ fn is_no_room(error: &Error) -> bool {
 pub(super) struct Handle {
     disk: Disk,
     ended: Arc<AtomicBool>,
+    /// What is written after a failed flush.
+    over: OnceLock<Overlay>,
 }
 
 impl Handle {
-    fn live(&self) -> std::io::Result<&Disk> {
+    fn medium(&self) -> std::io::Result<&dyn StorageBackend> {
         if self.ended.load(Ordering::Acquire) {
             return Err(Error::other("the store was opened anew"));
         }
-        Ok(&self.disk)
+        if !self.disk.flush_failed() {
+            return Ok(&*self.disk.medium);
+        }
+        if let Some(over) = self.over.get() {
+            return Ok(over);
+        }
+        let over = Overlay::new(self.disk.medium.clone())?;
+        Ok(self.over.get_or_init(|| over))
     }
 }
 
 impl StorageBackend for Handle {
     fn len(&self) -> std::io::Result<u64> {
-        self.live()?.medium.len()
+        self.medium()?.len()
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
-        self.live()?.medium.read(offset, out)
+        self.medium()?.read(offset, out)
     }
 
     fn set_len(&self, len: u64) -> std::io::Result<()> {
-        let disk = self.live()?;
-        disk.note(disk.medium.set_len(len))
+        self.disk.note(self.medium()?.set_len(len))
     }
 
     fn sync_data(&self) -> std::io::Result<()> {
-        let disk = self.live()?;
-        if disk.fsync
-            && let Err(error) = disk.medium.sync_data()
+        let medium = self.medium()?;
+        if self.disk.fsync
+            && let Err(error) = medium.sync_data()
         {
             tracing::error!(%error, "the registry's store could not be flushed: it is not written any more");
-            disk.health.flush_failed.store(true, Ordering::Release);
+            self.disk.health.flush_failed.store(true, Ordering::Release);
         }
         Ok(())
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
-        let disk = self.live()?;
-        disk.note(disk.medium.write(offset, data))
+        self.disk.note(self.medium()?.write(offset, data))
     }
 }
 

@@ -104,15 +104,14 @@ impl Journal {
         self.at + pages(body.len() as u64) <= SIZE
     }
 
-    /// Writes a batch, for which there must be room, and gives its number once it is durable.
-    pub(super) fn write(&mut self, body: &[u8]) -> std::io::Result<u64> {
-        let number = self.next;
+    /// Writes a batch, for which there must be room.
+    pub(super) fn write(&self, body: &[u8]) -> std::io::Result<()> {
         let len = pages(body.len() as u64) as usize;
         let mut record = Vec::with_capacity(len);
         record.extend(MAGIC);
         record.extend((body.len() as u64).to_be_bytes());
-        record.extend(number.to_be_bytes());
-        record.extend(self.hash(number, body).0);
+        record.extend(self.next.to_be_bytes());
+        record.extend(self.hash(self.next, body).0);
         record.extend(body);
         record.resize(len, 0);
         // The page with the header comes last, so that a write that found no room leaves no record.
@@ -120,11 +119,15 @@ impl Journal {
         if !rest.is_empty() {
             self.medium.write(self.at + PAGE as u64, rest)?;
         }
-        self.medium.write(self.at, first)?;
+        self.medium.write(self.at, first)
+    }
+
+    /// Makes the batch durable that was written, and gives its number.
+    pub(super) fn flush(&mut self, body: &[u8]) -> std::io::Result<u64> {
         self.medium.sync_data()?;
-        self.at += len as u64;
+        self.at += pages(body.len() as u64);
         self.next += 1;
-        Ok(number)
+        Ok(self.next - 1)
     }
 
     /// All that was written is in the database and flushed there.

@@ -98,12 +98,12 @@ impl Reader {
         self.number(KEPT_BYTES)
     }
 
-    /// The last batch that came through the journal.
     /// Whether the journal may have what is not here.
     pub(super) fn in_journal(&self) -> Result<bool, StoreError> {
         Ok(self.number(IN_JOURNAL)? != 0)
     }
 
+    /// The last batch that came through the journal.
     pub(super) fn journaled(&self) -> Result<u64, StoreError> {
         self.number(JOURNALED)
     }

@@ -21,6 +21,7 @@ struct Media {
     /// Writes since the last flush: where, what was there, what is.
     unflushed: Vec<(usize, Vec<u8>, Vec<u8>)>,
     flush_fails: bool,
+    flush_finds_no_room: bool,
     /// How many flushes are left until they fail.
     flushes_left: Option<u64>,
     full: bool,
@@ -85,6 +86,9 @@ impl StorageBackend for Faulty {
 
     fn sync_data(&self) -> std::io::Result<()> {
         let mut media = self.0.lock().unwrap();
+        if media.flush_finds_no_room {
+            return Err(ErrorKind::StorageFull.into());
+        }
         let left = media.flushes_left.map(|left| left.checked_sub(1));
         media.flushes_left = left.map(Option::unwrap_or_default);
         if media.flush_fails || left == Some(None) {
@@ -472,10 +476,10 @@ fn a_store_is_opened_anew_by_one_at_a_time() {
     store.inner.disk.set_full(true);
     let before = handle();
     // Somebody is at it.
-    store.inner.reopening.store(true, Ordering::Release);
+    let other = store.inner.reopening.lock().unwrap();
     assert!(matches!(store.writable(), Err(StoreError::Full)));
     assert_eq!(handle(), before, "no second handle");
-    store.inner.reopening.store(false, Ordering::Release);
+    drop(other);
     let left_over = store.reader().unwrap();
     let all = std::thread::scope(|scope| {
         [(); 8].map(|()| scope.spawn(|| store.writable())).map(|tried| tried.join().unwrap())

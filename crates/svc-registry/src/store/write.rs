@@ -1,4 +1,4 @@
-//! Writing the store: a batch is one transaction and one flush.
+//! Writing the store: a batch is made durable by one flush, in the journal or in a transaction of its own.
 
 use super::{
     APPROVALS, CHECKPOINTS, COMMITTED, Disk, ENTRIES, GONE, Gone, HEAD, IN_JOURNAL, JOURNALED, KEPT_BYTES,

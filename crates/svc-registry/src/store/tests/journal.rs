@@ -354,6 +354,70 @@ fn a_batch_is_read_as_it_was_written_and_no_part_of_one_is_one() {
     assert!(decode(&[body.as_slice(), &[0]].concat()).is_none());
 }
 
+#[test]
+fn a_failed_flush_of_the_database_leaves_the_journal_as_it_is() {
+    let media = Pair::new();
+    let store = media.open().unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    for _ in 0..3 {
+        writer.write(log.state.head(), log.next()).unwrap();
+    }
+    let head = log.state.head();
+    media.database.fail_flushes(true);
+    let note = store.note_writer();
+    assert!(matches!(note.former_manifest(1, "note"), Err(StoreError::FlushFailed)));
+    // Who was past the question whether it may write, and waited for the journal meanwhile.
+    let opened = store.opened().unwrap();
+    assert!(matches!(opened.append(store.disk(), head, log.next()), Err(StoreError::Stopped)));
+    assert!(matches!(
+        opened.write(store.disk(), Durability::Immediate, |_| Ok(())),
+        Err(StoreError::Stopped)
+    ));
+    drop(opened);
+    assert_eq!(store.reader().unwrap().head().unwrap(), head, "what was acknowledged is read");
+    let writes = || media.database.0.lock().unwrap().unflushed.len();
+    let before = writes();
+    drop((writer, note));
+    store.close();
+    drop(store);
+    assert_eq!(writes(), before, "the end writes nothing over what was good");
+    for seed in 0..8 {
+        assert_eq!(media.after_power_cut(seed).restored().state.head(), head, "seed {seed}");
+    }
+}
+
+#[test]
+fn nothing_is_acknowledged_into_memory_or_by_a_store_that_was_opened_anew() {
+    let (media, mut log) = grown(2);
+    media.database.fill(true);
+    media.journal.fill(true);
+    let store = media.open().unwrap();
+    let (head, changes) = (log.state.head(), log.next());
+    let held = store.opened().unwrap();
+    assert!(matches!(held.append(store.disk(), head, changes.clone()), Err(StoreError::Full)));
+    media.database.fill(false);
+    media.journal.fill(false);
+    store.writable().unwrap();
+    assert!(matches!(held.append(store.disk(), head, changes.clone()), Err(StoreError::Full)));
+    let mut writer = store.log_writer().unwrap();
+    writer.write(head, changes).unwrap();
+    assert_eq!(media.after_power_cut(1).restored().state, log.state);
+}
+
+#[test]
+fn a_flush_that_fails_for_want_of_room_is_a_failed_flush() {
+    let media = Pair::new();
+    let store = media.open().unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    let (head, changes) = (log.state.head(), log.next());
+    media.journal.set(|media| media.flush_finds_no_room = true);
+    assert!(matches!(writer.write(head, changes), Err(StoreError::FlushFailed)));
+    assert!(matches!(store.writable(), Err(StoreError::Stopped)), "whether it is there is not known");
+    assert_eq!(store.reader().unwrap().head().unwrap(), head);
+}
+
 /// The folder of a store with so many batches as it is at a crash, and once it was closed.
 fn folders(batches: u64) -> (tempfile::TempDir, tempfile::TempDir) {
     let (dir, crashed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
