@@ -1,7 +1,7 @@
 //! Answers from packs: tiles, what is known of them, and the archives themselves.
 
-use super::read::{FOREVER, SHORT, refusal};
-use super::{EVERYWHERE, Edge, Snapshot, Source, preview, unix_millis, value};
+use super::read::{FOREVER, SHORT, once, refusal};
+use super::{Edge, Snapshot, Source, preview, unix_millis, value};
 use crate::address::Address;
 use crate::body::{ObjectBody, Pieces};
 use crate::cache::CACHE_STATUS;
@@ -17,7 +17,7 @@ use http::header::{
 use http::request::Parts;
 use http::{Method, Response, StatusCode, Version};
 use ron_kernel::admission::deadline::Budget;
-use ron_kernel::http::{Body, Written};
+use ron_kernel::http::Body;
 use ron_kernel::problem::Rejection;
 use ron_kernel::reason::Reason;
 use ron_kernel::sync::Permit;
@@ -415,14 +415,8 @@ fn answer(
         && decision.status == StatusCode::OK
         && std::ptr::eq(content, &**resource.content)
     {
-        let written = content.written(resource.cache_control == FOREVER, || {
-            let fields = described(resource, content, decision);
-            let mut written = Written::default();
-            for (name, value) in fields.iter().chain(&HeaderMap::from_iter(EVERYWHERE)) {
-                written.push(name.as_str().as_bytes(), value.as_bytes());
-            }
-            written
-        });
+        let make = || once(&described(resource, content, decision));
+        let written = content.written(resource.cache_control == FOREVER, make);
         return Ok(Response::new(whole().ending_by(until).behind(written)));
     }
     let mut response = refused(decision, described(resource, content, decision))?;

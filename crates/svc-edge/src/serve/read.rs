@@ -253,13 +253,17 @@ fn written(
     let form = Form { modified, coding: decision.variant?.coding, content_type, negotiated, immutable };
     Some(object.condition.written(form, || {
         let bare = Resource { origin: None, ..*resource };
-        let mut written = Written::default();
-        let fields = fields(&bare, decision, Some(object));
-        for (name, value) in fields.iter().chain(&HeaderMap::from_iter(EVERYWHERE)) {
-            written.push(name.as_str().as_bytes(), value.as_bytes());
-        }
-        written
+        once(&fields(&bare, decision, Some(object)))
     }))
+}
+
+/// Fields as they are written once and sent many times, with those that every answer has.
+pub(super) fn once(fields: &HeaderMap) -> Written {
+    let mut written = Written::default();
+    for (name, value) in fields.iter().chain(&HeaderMap::from_iter(EVERYWHERE)) {
+        written.push(name.as_str().as_bytes(), value.as_bytes());
+    }
+    written
 }
 
 /// What an origin said about how long its answer is good, and how old it is.
