@@ -28,8 +28,16 @@ impl Bucket {
     fn fill(&mut self, now: Duration) {
         let micros = u64::try_from(now.saturating_sub(self.filled).as_micros()).unwrap_or(u64::MAX);
         let more = micros.saturating_mul(u64::from(self.rate));
-        self.tokens = self.tokens.saturating_add(more).min(u64::from(self.burst) * TOKEN);
+        let most = u64::from(self.burst) * TOKEN;
+        if self.tokens < most {
+            self.tokens = self.tokens.saturating_add(more).min(most);
+        }
         self.filled = self.filled.max(now);
+    }
+
+    /// Makes it so many tokens at least, be they more than it would gather.
+    pub fn raise(&mut self, count: u64) {
+        self.tokens = self.tokens.max(count.saturating_mul(TOKEN));
     }
 
     /// Takes a token if there is one.

@@ -142,7 +142,8 @@ async fn reach(shared: &Arc<Shared>, peer: &PeerAddress, place: Permit) -> Resul
     match end {
         // It seemed open until the peer had looked: that is no success, or it would be dialled again at once for ever.
         End::Unwelcome => {
-            Err("the peer does not admit this node: put what `ron overlay peers` says of it into overlay.peers there"
+            Err("the peer does not admit this node: put what `ron overlay peers` says of it into overlay.peers there, or, if it \
+                 stands there, see in that node's log why it is greylisted"
                 .to_owned())
         }
         End::Crowded => Err("the peer has no room for another session".to_owned()),

@@ -17,6 +17,10 @@ const RATE_SLACK: u32 = 2;
 const BURST_SLACK: u32 = 4;
 const CONTROL_RATE: u32 = 8;
 const CONTROL_BURST: u32 = 1024;
+/// What a peer sent while this node did not read, paused or cut off, comes all at once when it does. After as much
+/// silence it is no excess; a session that is silent for longer than this ends.
+const SILENCE_MIN: Duration = Duration::from_secs(1);
+const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// How long nothing is pushed to a peer that has no room: the first time, and at most.
 const CHOKE_MIN: Duration = Duration::from_millis(50);
 const CHOKE_MAX: Duration = Duration::from_secs(2);
@@ -35,6 +39,8 @@ pub(super) struct Peer {
     pub(super) push: Bucket,
     pub(super) data: Bucket,
     pub(super) control: Bucket,
+    /// When it said something last.
+    heard: Duration,
     choked: Duration,
     choke: Duration,
     /// It is its queue here that had no room.
@@ -72,6 +78,7 @@ impl Peer {
             push: Bucket::new(rate, burst, now),
             data: Bucket::new(rate.saturating_mul(RATE_SLACK), burst.saturating_mul(BURST_SLACK), now),
             control: Bucket::new(rate.saturating_mul(CONTROL_RATE), CONTROL_BURST, now),
+            heard: now,
             choked: Duration::ZERO,
             choke: CHOKE_MIN,
             full: false,
@@ -84,6 +91,17 @@ impl Peer {
             to_ask: VecDeque::new(),
             transfers: 0,
             follows: BTreeSet::new(),
+        }
+    }
+
+    /// It says something: after a silence it may say all that it could have said meanwhile.
+    pub(super) fn hear(&mut self, now: Duration, config: &Config) {
+        let silence = now.saturating_sub(std::mem::replace(&mut self.heard, now));
+        if silence >= SILENCE_MIN {
+            let millis = u64::try_from(silence.min(SILENCE_MAX).as_millis()).unwrap_or(u64::MAX);
+            let backlog = u64::from(config.max_rps) * millis / 1000;
+            self.data.raise(backlog + u64::from(config.burst_budget_frames) * u64::from(BURST_SLACK));
+            self.control.raise(backlog + u64::from(CONTROL_BURST));
         }
     }
 

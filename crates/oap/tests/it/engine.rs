@@ -707,6 +707,22 @@ fn who_pushes_more_than_its_budget_is_refused_by_number_and_then_sent_away() {
 }
 
 #[test]
+fn what_comes_at_once_after_a_silence_is_no_excess_as_far_as_it_could_have_been_sent_meanwhile() {
+    // Eight are no excess at any time, and a hundred for each second, but for thirty of them.
+    for (silence_ms, allowed) in [(999, 8), (5000, 508), (30_000, 3008), (900_000, 3008)] {
+        let config = Config { max_rps: 100, burst_budget_frames: 2, ..Config::default() };
+        let mut bench = Bench::new(config, 2);
+        for seq in 1..=allowed + 800 {
+            let (message, _) = by_99(seq, silence_ms, 0);
+            bench.hear(at(silence_ms), 0, &message);
+            assert_eq!(bench.outcome(Outcome::Shed) > 0, seq > allowed, "{silence_ms} ms, message {seq}");
+        }
+        let sent_away = bench.actions().iter().any(|action| matches!(action, Action::Disconnect(..)));
+        assert!(sent_away, "who goes on all the same is not believed");
+    }
+}
+
+#[test]
 fn who_talks_nonsense_is_sent_away() {
     type Offend = fn(&mut Bench);
     let cases: [(&str, Offend); 5] = [

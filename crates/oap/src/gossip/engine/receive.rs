@@ -17,6 +17,7 @@ impl Engine {
     /// A gossip frame from a peer, with the number that it had.
     pub fn receive(&mut self, now: Now, from: PeerId, corr: u64, payload: &Bytes) {
         let Some(peer) = self.peers.get_mut(&from) else { return };
+        peer.hear(now.mono, &self.config);
         self.ledger.frames_in += 1;
         let Some(gossip) = Gossip::parse(payload) else { return self.invalid(now, from, Offence::Invalid) };
         let data = matches!(gossip, Gossip::Message { .. } | Gossip::Manifest { .. } | Gossip::Chunk { .. });
