@@ -456,14 +456,12 @@ fn share(headers: &mut HeaderMap, allowed: &[String], origin: Option<HeaderValue
     if !everybody {
         headers.append(VARY, HeaderValue::from_static("Origin"));
     }
-    let Some(origin) = origin else { return };
-    if everybody {
-        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
-    } else if allowed.iter().any(|known| known.as_bytes() == origin.as_bytes()) {
-        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-    } else {
-        return;
-    }
+    // Everybody is told so, whoever asks: a cache may keep the answer for somebody else.
+    let origin = if everybody { Some(HeaderValue::from_static("*")) } else { origin };
+    let known =
+        |origin: &HeaderValue| everybody || allowed.iter().any(|known| known.as_bytes() == origin.as_bytes());
+    let Some(origin) = origin.filter(known) else { return };
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     let fixed = |text| HeaderValue::from_static(text);
     let seen = "ETag, Content-Range, Accept-Ranges, Repr-Digest, Cache-Status, Location, X-Corr-ID, X-Reason";
     headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, fixed(seen));

@@ -164,6 +164,15 @@ fn clients_are_told_of_the_pack_and_can_read_the_archive_itself() {
     assert!(forever.header("cache-control").unwrap().contains("immutable"));
     let other = ask(&node, "/edge/packs/a/0/0/0.mvt?v=other", &[]);
     assert_eq!(other.header("cache-control"), Some("no-cache"), "that generation is not this one");
+    // What is wrong with a request is not good for ever.
+    for (field, value, status) in [
+        ("Accept-Encoding", "identity;q=0, br", 406),
+        ("If-Match", "\"other\"", 412),
+        ("Range", "bytes=9999999-", 416),
+    ] {
+        let refused = ask(&node, &format!("/edge/packs/a/0/0/0.mvt?v={generation}"), &[(field, value)]);
+        assert_eq!((refused.status, refused.header("cache-control")), (status, None));
+    }
     // What is written once for a tile is what is put together for a HEAD.
     for query in ["", &format!("?v={generation}")] {
         let fields = |method: &str| {

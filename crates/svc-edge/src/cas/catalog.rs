@@ -502,7 +502,8 @@ impl Catalog {
                 let (bare, query) = path.split_once('?').map_or((path.as_str(), None), |(a, b)| (a, Some(b)));
                 let mut found = self.select(&Names::Asset(path.clone()));
                 let with_query = format!("{bare}\0{}", query.unwrap_or_default());
-                let exact = |name: &str| query.is_none() || name == with_query;
+                // No asset is without a name, and those of sites begin as the query of such a one would.
+                let exact = |name: &str| !bare.is_empty() && (query.is_none() || name == with_query);
                 let queried = self.starting(&with_query).map(|(name, _)| name).filter(|name| exact(name));
                 found.extend(queried.cloned());
                 for end in if query.is_some() { &["\0"][..] } else { &["\0", "?"] } {

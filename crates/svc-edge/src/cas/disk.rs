@@ -213,8 +213,7 @@ impl Disk {
             }
         };
         self.changed.store(number, Ordering::Relaxed);
-        let note = std::fs::read(self.root.join(PENDING)).unwrap_or_default();
-        match pending::decode(&note) {
+        match File::open(self.root.join(PENDING)).ok().and_then(pending::read) {
             // It can all be had again, so that a full disk is no reason not to start.
             Some((next, changes)) if next == number + 1 => self.commit(&changes).unwrap_or_else(|error| {
                 tracing::warn!(%error, "what was noted before the process ended is not in the index");

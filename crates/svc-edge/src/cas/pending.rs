@@ -9,6 +9,7 @@ use crate::address::Address;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use std::io::{self, Read as _};
 use std::sync::Arc;
 
 /// Changes that become the index's commit of this number.
@@ -25,6 +26,16 @@ pub(super) fn encode(number: u64, changes: &[Change]) -> Vec<u8> {
     let text = json!({"number": number, "changes": rows}).to_string();
     let (hash, len) = (blake3::hash(text.as_bytes()), text.len() as u64);
     [hash.as_bytes().as_slice(), &len.to_be_bytes(), text.as_bytes()].concat()
+}
+
+/// More than the changes of a batch come to.
+const LONGEST: u64 = 64 << 20;
+
+/// The same from a file, of which no more is read than a note can be.
+pub(super) fn read(file: impl io::Read) -> Option<(u64, Vec<Change>)> {
+    let mut note = Vec::new();
+    file.take(LONGEST).read_to_end(&mut note).ok()?;
+    decode(&note)
 }
 
 /// The number and the changes; `None` if this is not all of it.
@@ -105,6 +116,7 @@ mod tests {
             flipped[at] ^= 1;
             assert!(decode(&flipped).is_none(), "{at}");
         }
+        assert!(super::read(note.as_slice().chain(io::repeat(0))).is_some(), "however long the file is");
         let over_a_longer_one = [note.as_slice(), b"rest"].concat();
         assert_eq!(decode(&over_a_longer_one).map(|(number, _)| number), Some(17));
     }

@@ -419,6 +419,11 @@ async fn responses_are_kept_within_their_bounds_and_over_a_restart() {
     assert_eq!((&again.asset, again.parts[0].0), (&last.asset, last.parts[0].0));
     assert_eq!(store.cas.responses("/two\0s")[0].parts[0].0, first.address, "in their order");
     let forget = async |which| store.cas.forget(which, Preconditions::default()).await.unwrap();
+    assert_eq!(
+        forget(Names::Path(String::new())).await,
+        0,
+        "the page at the root, and nothing else of the site"
+    );
     assert_eq!(forget(Names::Path("99".to_owned())).await, 1, "whatever the query");
     assert_eq!(forget(Names::Path("98?x".to_owned())).await, 0);
     assert_eq!(forget(Names::Path("98?q".to_owned())).await, 1);

@@ -324,8 +324,9 @@ pub(super) fn pass_freshness(from: &HeaderMap, to: &mut HeaderMap) {
     }
 }
 
-/// A refusal that still says what it is about.
-pub(super) fn refusal(reason: Reason, detail: &'static str, headers: HeaderMap) -> Rejection {
+/// A refusal that still says what it is about. How long that is good does not hold for the refusal.
+pub(super) fn refusal(reason: Reason, detail: &'static str, mut headers: HeaderMap) -> Rejection {
+    headers.remove(CACHE_CONTROL);
     let mut rejection = Rejection::new(reason, detail);
     rejection.headers = headers.into_iter().filter_map(|(name, value)| Some((name?, value))).collect();
     rejection

@@ -336,7 +336,7 @@ fn which(body: &[u8]) -> Option<Names> {
         rest.strip_prefix('/').unwrap_or(rest).to_owned()
     };
     match field.as_str() {
-        "path" => Some(Names::Path(name())),
+        "path" if !text.is_empty() => Some(Names::Path(name())),
         "prefix" => Some(Names::Prefix(name())),
         "key" => Some(Names::Key(text.clone())),
         _ => None,
