@@ -1,7 +1,6 @@
 //! What readers see: HEAD and the items, swapped in as a whole after each batch. Nobody waits for the writer.
 
 use ron_log::{B3, Head, Key, SignerSet, State, Tree};
-use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
@@ -36,17 +35,23 @@ pub(crate) type Item = (u64, Arc<str>);
 
 const FANOUT: usize = 64;
 
-/// The items by a hash of their keys, two levels deep: a change copies two short lists and a small map, however
-/// many items there are, so that every batch can leave a view of its own.
+/// The items by a hash of their keys, three levels deep: a change copies four short lists, up to some millions of
+/// items, so that every batch can leave a view of its own. What nothing was ever put into is shared.
 #[derive(Clone, Debug)]
-pub(crate) struct Items(Arc<Vec<Arc<Vec<Arc<Shard>>>>>);
+pub(crate) struct Items {
+    all: List<List<List<Arc<Shard>>>>,
+    nothing: List<List<Arc<Shard>>>,
+}
 
-type Shard = BTreeMap<Key, Item>;
+type List<T> = Arc<Vec<T>>;
+/// A few, in any order.
+type Shard = Vec<(Key, Item)>;
 
 impl Default for Items {
     fn default() -> Items {
-        let row = || Arc::new((0..FANOUT).map(|_| Arc::default()).collect());
-        Items(Arc::new((0..FANOUT).map(|_| row()).collect()))
+        let row: List<Arc<Shard>> = Arc::new(vec![Arc::default(); FANOUT]);
+        let nothing = Arc::new(vec![row; FANOUT]);
+        Items { all: Arc::new(vec![nothing.clone(); FANOUT]), nothing }
     }
 }
 
@@ -60,35 +65,39 @@ impl Items {
     }
 
     pub(crate) fn set(&mut self, key: &Key, item: Option<Item>) {
-        let (outer, inner) = place(key);
-        let row = Arc::make_mut(&mut Arc::make_mut(&mut self.0)[outer]);
-        let shard = Arc::make_mut(&mut row[inner]);
-        match item {
-            Some(item) => shard.insert(key.clone(), item),
-            None => shard.remove(key),
-        };
+        let [first, second, third] = place(key);
+        let rows = Arc::make_mut(&mut Arc::make_mut(&mut self.all)[first]);
+        let shard = Arc::make_mut(&mut Arc::make_mut(&mut rows[second])[third]);
+        shard.retain(|(known, _)| known != key);
+        if let Some(item) = item {
+            shard.reserve_exact(1);
+            shard.push((key.clone(), item));
+        }
     }
 
     pub(crate) fn get(&self, key: &Key) -> Option<&Item> {
-        let (outer, inner) = place(key);
-        self.0[outer][inner].get(key)
+        let [first, second, third] = place(key);
+        self.all[first][second][third].iter().find(|(known, _)| known == key).map(|(_, item)| item)
     }
 
     /// All of a kind, or all, by kind and id.
     pub(crate) fn sorted(&self, kind: Option<&str>) -> Vec<(&Key, &Item)> {
-        let shards = self.0.iter().flat_map(|row| row.iter());
-        let all = shards.flat_map(|shard| shard.iter());
+        let none = &self.nothing[0];
+        let rows =
+            self.all.iter().filter(|rows| !Arc::ptr_eq(rows, &self.nothing)).flat_map(|rows| rows.iter());
+        let shards = rows.filter(|row| !Arc::ptr_eq(row, none)).flat_map(|row| row.iter());
+        let all = shards.flat_map(|shard| shard.iter()).map(|(key, item)| (key, item));
         let mut found: Vec<_> = all.filter(|(key, _)| kind.is_none_or(|kind| key.kind == kind)).collect();
         found.sort_by_key(|(key, _)| *key);
         found
     }
 }
 
-fn place(key: &Key) -> (usize, usize) {
+fn place(key: &Key) -> [usize; 3] {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
     let hash = hasher.finish() as usize;
-    (hash % FANOUT, hash / FANOUT % FANOUT)
+    [hash % FANOUT, hash / FANOUT % FANOUT, hash / FANOUT / FANOUT % FANOUT]
 }
 
 #[cfg(test)]
