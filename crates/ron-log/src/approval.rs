@@ -7,6 +7,7 @@ use crate::signers::{Signer, SignerSet, is_signer_id};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use ed25519_dalek::{Signer as _, SigningKey};
+use ron_ed25519::Signed;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -143,17 +144,15 @@ impl Approval {
         Ok(CheckedApproval { by, approval: self, payload_b3 })
     }
 
-    pub(crate) fn signed_by(
+    fn signed_by(
         &self,
         payload_b3: B3,
         in_force: &SignerSet,
         proposed: Option<&SignerSet>,
     ) -> Result<Arc<Signer>, ApprovalError> {
-        let known =
-            [Some(in_force), proposed].into_iter().flatten().filter_map(|set| set.signer(&self.signer));
         let mut failed = ApprovalError::RevokedKey;
         let message = approval_message(payload_b3);
-        for signer in known {
+        for signer in self.named(in_force, proposed) {
             if self.sig.is_by(&signer.keys, message.as_bytes()) {
                 return Ok(Arc::clone(signer));
             }
@@ -161,6 +160,56 @@ impl Approval {
         }
         Err(failed)
     }
+
+    /// Whoever has the signer's name, in the set in force first.
+    pub(crate) fn named<'a>(
+        &'a self,
+        in_force: &'a SignerSet,
+        proposed: Option<&'a SignerSet>,
+    ) -> impl Iterator<Item = &'a Arc<Signer>> {
+        [Some(in_force), proposed].into_iter().flatten().filter_map(|set| set.signer(&self.signer))
+    }
+}
+
+/// An approval to be checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Unchecked<'a> {
+    pub approval: &'a Approval,
+    pub payload_b3: B3,
+    /// The set that the payload proposes, if it does.
+    pub proposed: Option<&'a SignerSet>,
+}
+
+/// What [`Approval::check`] says of each: Ed25519 signatures take less time together than one by one.
+pub fn check_all(
+    given: &[Unchecked<'_>],
+    in_force: &SignerSet,
+) -> Vec<Result<CheckedApproval, ApprovalError>> {
+    let checked = |(it, by): (&Unchecked<'_>, Result<_, _>)| {
+        Ok(CheckedApproval { by: by?, approval: it.approval.clone(), payload_b3: it.payload_b3 })
+    };
+    given.iter().zip(signed_by_all(given, in_force)).map(checked).collect()
+}
+
+pub(crate) fn signed_by_all(
+    given: &[Unchecked<'_>],
+    in_force: &SignerSet,
+) -> Vec<Result<Arc<Signer>, ApprovalError>> {
+    let messages: Vec<String> = given.iter().map(|it| approval_message(it.payload_b3)).collect();
+    let plain = given.iter().zip(&messages).map(|(it, message)| {
+        let signer = it.approval.named(in_force, it.proposed).next()?;
+        let (key, signature) = it.approval.sig.ed25519(&signer.keys)?;
+        Some((signer, Signed { key, message: message.as_bytes(), signature }))
+    });
+    let plain: Vec<Option<(&Arc<Signer>, Signed<'_>)>> = plain.collect();
+    let signed: Vec<Signed<'_>> = plain.iter().flatten().map(|(_, signed)| *signed).collect();
+    let mut good = ron_ed25519::verify_all(&signed).into_iter();
+    let one = |(it, plain): (&Unchecked<'_>, Option<(&Arc<Signer>, _)>)| {
+        let good = plain.and_then(|(signer, _)| good.next()?.then(|| Arc::clone(signer)));
+        // What is of another kind, or not good, is looked at by itself.
+        good.map_or_else(|| it.approval.signed_by(it.payload_b3, in_force, it.proposed), Ok)
+    };
+    given.iter().zip(plain).map(one).collect()
 }
 
 impl Sig {
@@ -175,6 +224,14 @@ impl Sig {
                 ed.verify(message, a.as_slice()) && ml.verify(message, b.as_slice())
             }
             _ => false,
+        }
+    }
+
+    /// What there is to check if both are Ed25519 alone.
+    fn ed25519<'a>(&'a self, keys: &'a [PublicKey]) -> Option<(&'a ron_ed25519::Key, &'a [u8; 64])> {
+        match (self, keys) {
+            (Sig::Ed25519(sig), [PublicKey::Ed25519(key)]) => Some((key, sig)),
+            _ => None,
         }
     }
 }

@@ -35,7 +35,7 @@ pub mod tree;
 pub mod verify;
 pub mod witness;
 
-pub use approval::{Approval, ApprovalError, CheckedApproval};
+pub use approval::{Approval, ApprovalError, CheckedApproval, Unchecked, check_all};
 pub use checkpoint::Checkpoint;
 pub use entry::{Entry, EntryRecord};
 pub use follow::{Evidence, Follower};

@@ -7,7 +7,7 @@ mod fault;
 
 pub use fault::{Fault, FaultKind};
 
-use crate::approval::{ApprovalError, CheckedApproval};
+use crate::approval::{Approval, ApprovalError, CheckedApproval, Unchecked, signed_by_all};
 use crate::checkpoint::{Checkpoint, cosignatures};
 use crate::entry::{EntryRecord, entry_hash};
 use crate::hash::B3;
@@ -323,17 +323,20 @@ impl Verifier {
         let version = state.head().version + 1;
         let Ok(proposed) = State::proposed_signers(payload) else { return };
         let (set, b3) = (state.signers(), record.payload_b3);
-        let mut checked: Vec<CheckedApproval> = Vec::with_capacity(record.approvals.len());
-        for approval in record.approvals {
-            let by = match self.signatures {
-                Signatures::Check => approval.signed_by(b3, set, proposed.as_ref()),
-                // Taken for good, by whoever it names.
-                Signatures::Trust => {
-                    let known =
-                        set.signer(&approval.signer).or_else(|| proposed.as_ref()?.signer(&approval.signer));
-                    known.cloned().ok_or(ApprovalError::RevokedKey)
-                }
-            };
+        let by: Vec<Result<_, ApprovalError>> = match self.signatures {
+            Signatures::Check => {
+                let of = |approval| Unchecked { approval, payload_b3: b3, proposed: proposed.as_ref() };
+                signed_by_all(&record.approvals.iter().map(of).collect::<Vec<_>>(), set)
+            }
+            // Taken for good, by whoever it names.
+            Signatures::Trust => {
+                let named = |approval: &Approval| approval.named(set, proposed.as_ref()).next().cloned();
+                let by = record.approvals.iter().map(named);
+                by.map(|by| by.ok_or(ApprovalError::RevokedKey)).collect()
+            }
+        };
+        let mut checked: Vec<CheckedApproval> = Vec::with_capacity(by.len());
+        for (approval, by) in record.approvals.into_iter().zip(by) {
             match by {
                 Ok(by) => checked.push(CheckedApproval { approval, payload_b3: b3, by }),
                 Err(why) => self.fault(version, FaultKind::Approval(approval.signer, why)),

@@ -2,7 +2,7 @@
 
 use crate::shared::Shared;
 use ron_log::approval::Sig;
-use ron_log::{Approval, ApprovalError, B3, CheckedApproval, Proposal, SignerSet};
+use ron_log::{Approval, ApprovalError, B3, CheckedApproval, Proposal, SignerSet, Unchecked, check_all};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -11,6 +11,8 @@ use std::time::Instant;
 const THREADS_MAX: usize = 8;
 /// What may wait to be checked ahead.
 const AHEAD_MAX: usize = 512;
+/// Proposals whose approvals are checked ahead together: enough for the gain, few enough that they are soon done.
+const TOGETHER: usize = 8;
 
 pub(crate) type Checked = Result<CheckedApproval, ApprovalError>;
 
@@ -20,17 +22,15 @@ pub(crate) fn threads() -> usize {
     *THREADS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX))
 }
 
-/// Checks one approval of a proposal, and says how long that took.
-pub(crate) fn check(
-    shared: &Shared,
-    id: B3,
-    approval: &Approval,
-    signers: &SignerSet,
-    proposed: Option<&SignerSet>,
-) -> Checked {
-    let began = Instant::now();
-    let checked = approval.clone().check(id, signers, proposed);
-    shared.numbers.verify.with([algorithm(approval)]).observe(began.elapsed());
+/// Checks approvals, and says how long each took; those that were checked together took the same.
+pub(crate) fn check(shared: &Shared, given: &[Unchecked<'_>], signers: &SignerSet) -> Vec<Checked> {
+    let mut checked = Vec::with_capacity(given.len());
+    for alike in given.chunk_by(|a, b| algorithm(a.approval) == algorithm(b.approval)) {
+        let began = Instant::now();
+        checked.extend(check_all(alike, signers));
+        let (algorithm, each) = (algorithm(alike[0].approval), began.elapsed() / alike.len() as u32);
+        alike.iter().for_each(|_| shared.numbers.verify.with([algorithm]).observe(each));
+    }
     checked
 }
 
@@ -58,19 +58,34 @@ impl Given {
         Arc::new(Given { id: proposal.b3(), proposed, approvals, checked: OnceLock::new() })
     }
 
-    /// Whether that is known already for the signers of a version.
-    pub(crate) fn is_checked(&self, version: u64) -> bool {
-        self.checked.get().is_some_and(|(by, _)| *by == version)
+    /// Whether it has to be checked by the signers of a version.
+    pub(crate) fn is_open(&self, version: u64) -> bool {
+        self.checked.get().is_none_or(|(by, _)| *by != version)
     }
 
-    /// What came out, by the signers of a version. Whoever else is at it is waited for.
+    /// What came out, by the signers of a version.
     pub(crate) fn checked(&self, shared: &Shared, version: u64, signers: &SignerSet) -> Vec<Checked> {
-        let check = || {
-            let one = |approval| check(shared, self.id, approval, signers, self.proposed.as_ref());
-            self.approvals.iter().map(one).collect::<Vec<_>>()
-        };
-        let (by, checked) = self.checked.get_or_init(|| (version, check()));
-        if *by == version { checked.clone() } else { check() }
+        match self.checked.get() {
+            Some((by, checked)) if *by == version => checked.clone(),
+            _ => check(shared, &self.unchecked().collect::<Vec<_>>(), signers),
+        }
+    }
+
+    /// Checks those that are open together, unless somebody is done with one meanwhile.
+    pub(crate) fn check_all(given: &[&Arc<Given>], shared: &Shared, version: u64, signers: &SignerSet) {
+        let open: Vec<_> = given.iter().filter(|given| given.checked.get().is_none()).collect();
+        let unchecked: Vec<_> = open.iter().flat_map(|given| given.unchecked()).collect();
+        let mut checked = check(shared, &unchecked, signers).into_iter();
+        for given in open {
+            let own = checked.by_ref().take(given.approvals.len()).collect();
+            // Who was first found the same.
+            let _ = given.checked.set((version, own));
+        }
+    }
+
+    fn unchecked(&self) -> impl Iterator<Item = Unchecked<'_>> {
+        let (payload_b3, proposed) = (self.id, self.proposed.as_ref());
+        self.approvals.iter().map(move |approval| Unchecked { approval, payload_b3, proposed })
     }
 }
 
@@ -85,11 +100,16 @@ impl Ahead {
         let waiting = Arc::new(Mutex::new(waiting));
         for _ in 0..threads().saturating_sub(1).max(1) {
             let (shared, waiting) = (shared.clone(), waiting.clone());
-            let next = move || waiting.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
+            let next = move || {
+                let waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                let first = waiting.recv().ok()?;
+                Some([first].into_iter().chain(waiting.try_iter().take(TOGETHER - 1)).collect::<Vec<_>>())
+            };
             let work = move || {
                 while let Some(given) = next() {
                     let view = shared.view.load_full();
-                    given.checked(&shared, view.head.signers_version, &view.signers);
+                    let given: Vec<_> = given.iter().collect();
+                    Given::check_all(&given, &shared, view.head.signers_version, &view.signers);
                 }
             };
             std::thread::Builder::new().name("checker".to_owned()).spawn(work)?;
@@ -122,7 +142,7 @@ mod tests {
         until(|| given.checked.get().is_some()).await;
         let checks = || shared.numbers.verify.with(["ed25519"]).count();
         assert_eq!(checks(), 2);
-        assert!(given.is_checked(0) && !given.is_checked(1));
+        assert!(!given.is_open(0) && given.is_open(1));
         let found = given.checked(shared, 0, &roots().signers);
         assert!(found[0].is_ok() && found[1].is_err());
         assert_eq!(checks(), 2, "once");

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::checks::{self, Checked, threads};
+use crate::checks::{self, Checked, Given, threads};
 use crate::job::{Ask, Done, Job, Refusal, Reply};
 use crate::pending::{Pending, Waiting, proposed};
 use crate::shared::{Shared, Trouble, now_millis};
@@ -15,7 +15,7 @@ use ron_log::state::{Before, supersede};
 use ron_log::tree::leaf_hash;
 use ron_log::{
     Approval, B3, CheckedApproval, CommitError, ConflictRule, Entry, Judgement, Key, Payload, Proposal,
-    SignerSet, State, Tally, Tree, reachable,
+    SignerSet, State, Tally, Tree, Unchecked, reachable,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
-/// Jobs whose signatures one thread checks; more are shared out.
-const ALONE: usize = 2;
+/// Jobs whose signatures one thread checks: they take about as long as to begin another. More are shared out.
+const ALONE: usize = 16;
 /// Milliseconds that the clock may be behind the last entry.
 const CLOCK_BEHIND_MAX: u64 = 300_000;
 
@@ -174,26 +174,28 @@ impl Core {
             }
         }
         let (signers, version) = (self.state.signers(), self.state.signers_version());
-        let check = |job: &Job| match &job.ask {
+        let one = |job: &Job| match &job.ask {
             Ask::Propose { approvals, .. } => approvals.checked(&self.shared, version, signers),
             Ask::Approve { id, approval } => {
                 let known = self.pending.get(*id).map(|waiting| &waiting.proposal);
                 let set = known.or(new.get(id).copied()).and_then(|proposal| proposed(proposal));
-                vec![checks::check(&self.shared, *id, approval, signers, set.as_ref())]
+                let unchecked = Unchecked { approval, payload_b3: *id, proposed: set.as_ref() };
+                checks::check(&self.shared, &[unchecked], signers)
             }
             Ask::Commit { .. } | Ask::Withdraw { .. } | Ask::Supersede => Vec::new(),
         };
-        let cores = threads();
-        let is_open = |job: &&Job| match &job.ask {
-            Ask::Propose { approvals, .. } => !approvals.is_checked(version),
-            Ask::Approve { .. } => true,
-            Ask::Commit { .. } | Ask::Withdraw { .. } | Ask::Supersede => false,
+        let check = |jobs: &[Job]| -> Vec<Vec<Checked>> {
+            let open: Vec<_> = jobs.iter().filter_map(|job| job.open(version)).collect();
+            Given::check_all(&open, &self.shared, version, signers);
+            jobs.iter().map(one).collect()
         };
-        if cores == 1 || jobs.iter().filter(is_open).nth(ALONE).is_none() {
-            return jobs.iter().map(check).collect();
+        let cores = threads();
+        let costs = |job: &&Job| matches!(job.ask, Ask::Approve { .. }) || job.open(version).is_some();
+        if cores == 1 || jobs.iter().filter(costs).nth(ALONE).is_none() {
+            return check(jobs);
         }
         std::thread::scope(|scope| {
-            let part = |part| scope.spawn(move || -> Vec<_> { <[_]>::iter(part).map(check).collect() });
+            let part = |part| scope.spawn(move || check(part));
             #[expect(clippy::needless_collect, reason = "all begin before the first is waited for")]
             let running: Vec<_> = jobs.chunks(jobs.len().div_ceil(cores)).map(part).collect();
             running.into_iter().flat_map(|thread| thread.join().expect("a check does not panic")).collect()

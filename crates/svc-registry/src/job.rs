@@ -21,6 +21,16 @@ pub(crate) struct Job {
     pub(crate) reply: oneshot::Sender<Reply>,
 }
 
+impl Job {
+    /// The approvals that came with it, if they have to be checked by the signers of a version.
+    pub(crate) fn open(&self, version: u64) -> Option<&Arc<Given>> {
+        match &self.ask {
+            Ask::Propose { approvals, .. } => Some(approvals).filter(|given| given.is_open(version)),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) enum Ask {
     Propose {

@@ -7,7 +7,7 @@ use ron_log::approval::Sig;
 use ron_log::key::{MlDsa44Key, SigningKeys};
 use ron_log::{
     Approval, ApprovalError, CommitError, ConflictRule, Proposal, Reason, Role, Signer, SignerSet, State,
-    TrustRoots, reachable,
+    TrustRoots, Unchecked, check_all, reachable,
 };
 
 const NOW: u64 = 1_000_000;
@@ -158,6 +158,48 @@ fn what_every_sort_of_key_signs_is_found_good() {
         assert_eq!(approval, Approval::sign_with(name, keys, b3, 1), "the same each time");
         let read = Approval::parse(approval.canonical().as_bytes()).expect("canonical");
         assert!(read.check(b3, state.signers(), None).is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn what_is_checked_together_is_judged_as_if_it_were_alone() {
+    let signer_with = |seed: u8, keys| Signer { keys, ..signer(seed) };
+    let in_force = vec![
+        signer_with(1, vec![ed_key(1), ml_key(1)]),
+        signer_with(2, vec![ml_key(2)]),
+        signer(3),
+        signer(4),
+    ];
+    let in_force = SignerSet::new(3, false, in_force).expect("a set");
+    // The same name with another key, and a new one.
+    let next =
+        SignerSet::new(2, false, vec![signer_with(3, vec![ed_key(9)]), signer(4), signer(5)]).expect("a set");
+    let state = State::genesis(&roots());
+    let [b3, other] = ["1", "2"].map(|body| propose(&state, vec![put("x-note", "a", body)]).b3());
+    let with = |seed: u8, sig: Sig| Approval { sig, ..approve(seed, b3) };
+    let approvals = [
+        approve(3, b3),
+        approve(4, b3),
+        approve(4, other),
+        approve(5, b3),
+        approve(6, b3),
+        approve(1, b3),
+        with(1, hybrid_sig(1, b3)),
+        with(2, Sig::MlDsa44(ml_sig(2, b3))),
+        with(3, Sig::MlDsa44(ml_sig(3, b3))),
+        Approval::sign("s3", &key(9), b3, 0),
+        Approval::sign("s4", &key(3), b3, 0),
+    ];
+    for proposed in [None, Some(&next)] {
+        let unchecked: Vec<_> =
+            approvals.iter().map(|approval| Unchecked { approval, payload_b3: b3, proposed }).collect();
+        let alone: Vec<_> =
+            approvals.iter().map(|approval| approval.clone().check(b3, &in_force, proposed)).collect();
+        assert_eq!(check_all(&unchecked, &in_force), alone);
+        assert_eq!(
+            alone.iter().filter(|checked| checked.is_ok()).count(),
+            4 + 2 * usize::from(proposed.is_some())
+        );
     }
 }
 
