@@ -25,14 +25,14 @@ pub use write::{Changes, LogWriter, NoteWriter};
 
 use crate::hand::Hand;
 use arc_swap::{ArcSwap, ArcSwapOption};
-use behind::{Batch, Behind, panicked};
+use behind::{Batch, Behind, TakingIn, panicked};
 use journal::Journal;
 use redb::{Database, Durability, ReadTransaction, ReadableDatabase as _, TableDefinition, WriteTransaction};
 use ron_log::{Head, TrustRoots};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Bytes of pages kept in memory.
@@ -214,8 +214,11 @@ struct Opened {
     database: Database,
     /// What readers see of it.
     shown: ArcSwap<ReadTransaction>,
-    /// Held by whoever writes.
+    /// Held by whoever writes a batch.
     journal: Mutex<Option<Journal>>,
+    /// The last batch of the journal that is in the database, and the last one that is flushed there.
+    taken_in: AtomicU64,
+    flushed: AtomicU64,
     /// What is durable and not in the database yet.
     behind: Behind,
     ended: Arc<AtomicBool>,
@@ -233,6 +236,8 @@ impl Opened {
             database,
             shown,
             journal: Mutex::new(None),
+            taken_in: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
             behind: Behind::default(),
             ended,
             held: false,
@@ -308,7 +313,9 @@ impl Opened {
             self.show()?;
         }
         journal.begin_again();
-        Ok(Opened { journal: Mutex::new(Some(journal).filter(|_| disk.flushes())), ..self })
+        let [taken_in, flushed] = [journal.last(); 2].map(AtomicU64::new);
+        let journal = Mutex::new(Some(journal).filter(|_| disk.flushes()));
+        Ok(Opened { journal, taken_in, flushed, ..self })
     }
 
     /// Readers see what was written last.
@@ -322,7 +329,10 @@ impl Opened {
         if self.behind.queue()?.is_empty() {
             return Ok(());
         }
-        let _alone = self.behind.taking_in()?;
+        self.take_in(&self.behind.taking_in()?)
+    }
+
+    fn take_in(&self, _alone: &TakingIn<'_>) -> Result<(), StoreError> {
         let batches = self.behind.queue()?.batches();
         let Some(last) = batches.last() else { return Ok(()) };
         let taken = write::transact(&self.database, Durability::None, |transaction| {
@@ -333,79 +343,113 @@ impl Opened {
         let taken = taken.and_then(|()| self.show());
         let mut queue = self.behind.queue()?;
         match &taken {
-            Ok(()) => queue.forget(batches.len()),
+            Ok(()) => {
+                self.taken_in.store(last.number, Ordering::Release);
+                queue.forget(batches.len());
+            }
             Err(_) => queue.failed = true,
         }
         taken
     }
 
-    /// One transaction of the database, all or nothing, after all that is behind.
+    /// One transaction of the database, all or nothing, after all that is behind. Batches go on into the journal
+    /// meanwhile.
     fn write(
         &self,
         disk: &Disk,
         durability: Durability,
         act: impl Fn(&WriteTransaction) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        let mut journal = self.journal(disk)?;
-        self.write_alone(disk, &mut journal, durability, act)
+        let alone = self.behind.taking_in()?;
+        self.may_write(disk)?;
+        self.write_alone(&alone, disk, durability, act)
     }
 
-    /// The journal, for who may write: while it was waited for, that may have ended.
-    fn journal(&self, disk: &Disk) -> Result<MutexGuard<'_, Option<Journal>>, StoreError> {
-        let journal = self.journal.lock().map_err(panicked)?;
+    /// While somebody waited to write, that may have ended.
+    fn may_write(&self, disk: &Disk) -> Result<(), StoreError> {
         if disk.flush_failed() {
             return Err(StoreError::Stopped);
         }
         if self.held || self.ended.load(Ordering::Acquire) {
             return Err(StoreError::Full);
         }
-        Ok(journal)
+        Ok(())
     }
 
-    /// The same for who has the journal already.
     fn write_alone(
         &self,
+        alone: &TakingIn<'_>,
         disk: &Disk,
-        journal: &mut Option<Journal>,
         durability: Durability,
         act: impl Fn(&WriteTransaction) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        self.catch_up()?;
+        self.take_in(alone)?;
         write::transact(&self.database, durability, act)?;
         // Then the journal is needed as it is.
         if disk.flush_failed() {
             return Err(StoreError::FlushFailed);
         }
-        if let (Some(journal), Durability::Immediate) = (journal, durability) {
-            journal.begin_again();
+        if let Durability::Immediate = durability {
+            self.flushed.store(self.taken_in.load(Ordering::Acquire), Ordering::Release);
         }
         self.show()
     }
 
-    /// Makes a batch durable: in the journal while there is room in it, else in the database with everything before it.
+    /// Flushes the database unless it was up to a batch of the journal.
+    fn flush(&self, disk: &Disk, number: u64) -> Result<(), StoreError> {
+        // Who is at it already is waited for, and may have done enough.
+        let alone = self.behind.taking_in()?;
+        self.may_write(disk)?;
+        if self.flushed.load(Ordering::Acquire) >= number {
+            return Ok(());
+        }
+        self.write_alone(&alone, disk, Durability::Immediate, |_| Ok(()))
+    }
+
+    /// Up to which batch the database should be flushed, so that the journal can go on.
+    fn flush_wanted(&self) -> Option<u64> {
+        let other = self.journal.lock().ok()?.as_ref()?.other();
+        Some(other).filter(|other| self.flushed.load(Ordering::Acquire) < *other)
+    }
+
+    /// Makes a batch durable: in the journal, or, if that cannot take it, in the database with everything before it.
     fn append(&self, disk: &Disk, expected: Head, changes: Changes) -> Result<(), StoreError> {
-        let mut journal = self.journal(disk)?;
+        let mut journal = self.journal.lock().map_err(panicked)?;
+        self.may_write(disk)?;
         let body = journal.is_some().then(|| journal::encode(expected, &changes));
         match (&mut *journal, body) {
-            (Some(journal), Some(body)) if journal.has_room(&body) => {
-                // What the database does not take need not be made more.
-                if self.behind.is_stuck()? {
-                    self.catch_up()?;
-                }
-                let head = self.behind.queue()?.head();
-                let head = head.map_or_else(|| Reader::new(self.shown.load_full(), disk).head(), Ok)?;
-                if head != expected {
-                    return Err(StoreError::HeadMoved);
-                }
-                disk.journaled(journal.write(&body))?;
-                let number = disk.flushed(journal.flush(&body))?;
-                self.behind.queue()?.push(Batch { number, expected, changes });
-                Ok(())
+            (Some(journal), Some(body)) if journal.can_take(&body) => {
+                self.append_to(journal, disk, &body, Batch { number: 0, expected, changes })
             }
-            (journal, _) => self.write_alone(disk, journal, Durability::Immediate, |transaction| {
+            _ => self.write(disk, Durability::Immediate, |transaction| {
                 write::apply(transaction, &[(expected, &changes)])
             }),
         }
+    }
+
+    fn append_to(
+        &self,
+        journal: &mut Journal,
+        disk: &Disk,
+        body: &[u8],
+        batch: Batch,
+    ) -> Result<(), StoreError> {
+        // What the database does not take need not be made more.
+        if self.behind.is_stuck()? {
+            self.catch_up()?;
+        }
+        let head = self.behind.queue()?.head();
+        let head = head.map_or_else(|| Reader::new(self.shown.load_full(), disk).head(), Ok)?;
+        if head != batch.expected {
+            return Err(StoreError::HeadMoved);
+        }
+        while !journal.make_room(body, self.flushed.load(Ordering::Acquire)) {
+            self.flush(disk, journal.other())?;
+        }
+        disk.journaled(journal.write(body))?;
+        let number = disk.flushed(journal.flush(body))?;
+        self.behind.queue()?.push(Batch { number, ..batch });
+        Ok(())
     }
 }
 
@@ -513,7 +557,7 @@ impl Store {
         self.opened().is_ok_and(|opened| opened.behind.is_stuck().unwrap_or(true))
     }
 
-    /// Has the database take in what is behind, soon and on another thread.
+    /// Has the database take in what is behind, soon and on another thread, and flush what the journal needs to go on.
     pub fn settle(&self) {
         if self.inner.asked.swap(true, Ordering::AcqRel) {
             return;
@@ -522,14 +566,22 @@ impl Store {
         self.inner.hand.begin(move || {
             store.inner.asked.store(false, Ordering::Release);
             // Whoever reads or writes next finds the same, and is told.
-            match catch_unwind(AssertUnwindSafe(|| store.reader())) {
-                Ok(Ok(_) | Err(StoreError::Closed)) => {}
+            match catch_unwind(AssertUnwindSafe(|| store.take_in_and_flush())) {
+                Ok(Ok(()) | Err(StoreError::Closed)) => {}
                 Ok(Err(error)) => {
                     tracing::error!(%error, "the registry's database does not take in what its journal has")
                 }
                 Err(_panic) => tracing::error!("the registry's database panicked over what its journal has"),
             }
         });
+    }
+
+    fn take_in_and_flush(&self) -> Result<(), StoreError> {
+        self.reader()?;
+        match self.opened()?.flush_wanted() {
+            Some(number) => self.writing(0, |opened, disk| opened.flush(disk, number)),
+            None => Ok(()),
+        }
     }
 
     /// Holds up every write until this much time has passed.
@@ -651,6 +703,7 @@ impl Store {
         let disk = &self.inner.disk;
         if disk.journal().is_some() && !disk.flush_failed() {
             // From now on the database has all; should this fail, the journal is needed as after a crash.
+            let _nobody_appends = opened.journal.lock();
             let done = opened
                 .write(disk, Durability::Immediate, |transaction| write::in_journal(transaction, false));
             if let Err(error) = done {

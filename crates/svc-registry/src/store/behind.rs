@@ -74,6 +74,9 @@ impl Queue {
     }
 }
 
+/// The right to write the database.
+pub(super) type TakingIn<'a> = MutexGuard<'a, ()>;
+
 /// The queue, and the right to empty it. Who has the journal may take either, and who empties the queue looks into it;
 /// never the other way round.
 #[derive(Debug, Default)]
@@ -93,8 +96,8 @@ impl Behind {
         Ok(self.taking_in.is_poisoned() || self.queue()?.failed)
     }
 
-    /// Held by whoever takes them in.
-    pub(super) fn taking_in(&self) -> Result<MutexGuard<'_, ()>, StoreError> {
+    /// Held by whoever takes them in, or writes the database otherwise.
+    pub(super) fn taking_in(&self) -> Result<TakingIn<'_>, StoreError> {
         self.taking_in.lock().map_err(panicked)
     }
 }

@@ -75,7 +75,7 @@ impl Disk {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             journal => {
                 let journal = Overlay::new(Arc::new(JournalFile(journal?)))?;
-                let whole = journal.len()? >= super::journal::SIZE;
+                let whole = super::journal::is_whole(journal.len()?);
                 whole.then(|| Arc::new(journal) as Arc<dyn StorageBackend>)
             }
         };
@@ -343,7 +343,7 @@ fn whole_journal(path: &Path) -> std::io::Result<Option<Arc<dyn StorageBackend>>
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         file => {
             let file = file?;
-            let whole = file.metadata()?.len() >= super::journal::SIZE;
+            let whole = super::journal::is_whole(file.metadata()?.len());
             Ok(whole.then(|| Arc::new(JournalFile(file)) as Arc<dyn StorageBackend>))
         }
     }

@@ -2,8 +2,9 @@
 //!
 //! The database then need not be written with every batch, which would cost it many pages for a little change. A batch
 //! is a record of whole pages: magic, length, sequence number, hash, body. The database keeps the number of the last
-//! batch that is in it; once it was flushed as a whole, the journal begins again from its first page. A start reads
-//! the records until the first that is none and does what is not in the database yet.
+//! batch that is in it. The journal has two halves: while the database is flushed up to the end of one, batches go into
+//! the other, and once the database has everything, the journal begins again from its first page. A start reads the
+//! records of both halves until the first that is none and does what is not in the database yet.
 
 use super::write::Changes;
 use super::{Gone, StoreError, head_bytes, head_of};
@@ -13,11 +14,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Bytes of a journal, all of them there from the beginning.
-pub(super) const SIZE: u64 = 8 << 20;
+pub(super) const SIZE: u64 = 16 << 20;
+/// Bytes of those that were made before.
+const FORMER_SIZE: u64 = 8 << 20;
 const PAGE: usize = 4096;
+const CUT_OFF: &str = "a record before its last one is damaged";
 const MAGIC: [u8; 8] = *b"ron-jrn1";
 /// Magic, length, number, hash.
 const HEADER: usize = 8 + 8 + 8 + 32;
+
+/// Whether a journal of so many bytes is one as a whole.
+pub(super) fn is_whole(len: u64) -> bool {
+    [SIZE, FORMER_SIZE].contains(&len)
+}
 
 /// Where the next batch goes.
 #[derive(Debug)]
@@ -27,7 +36,13 @@ pub(super) struct Journal {
     store: B3,
     /// The number of the next batch.
     next: u64,
+    /// Bytes of a half.
+    half: u64,
+    /// Where the half begins that batches go into, and where the next one goes.
+    from: u64,
     at: u64,
+    /// The last batch of the other half.
+    other: u64,
 }
 
 impl Journal {
@@ -38,35 +53,60 @@ impl Journal {
         last: u64,
         mut act: impl FnMut(u64, Head, &Changes) -> Result<(), StoreError>,
     ) -> Result<Journal, StoreError> {
-        let mut journal = Journal { medium, store, next: last + 1, at: 0 };
-        let mut found = 0;
-        while let Some((number, body, len)) = journal.record(journal.at)? {
-            if number > last + 1 && found == 0 {
-                return Err(damaged("it begins after the database's last change"));
+        let half = medium.len().map_err(StoreError::of_io)? / 2;
+        let mut journal = Journal { medium, store, next: last + 1, half, from: 0, at: 0, other: 0 };
+        let first = |at| Ok::<_, StoreError>(journal.record(at)?.map(|(number, ..)| (number, at)));
+        let mut runs = [first(0)?, first(half)?];
+        runs.sort();
+        for (number, at) in runs.into_iter().flatten() {
+            if number > journal.next {
+                let begins = journal.next == last + 1;
+                return Err(damaged(if begins {
+                    "it begins after the database's last change"
+                } else {
+                    CUT_OFF
+                }));
             }
-            if found > 0 && number != found + 1 {
-                break;
-            }
-            if number > last {
-                let (head, changes) = decode(&body).ok_or_else(|| damaged("a batch in it makes no sense"))?;
-                act(number, head, &changes)?;
-            }
-            found = number;
-            journal.at += len;
+            journal.run(at, &mut act)?;
         }
-        journal.next = last.max(found) + 1;
         journal.nothing_beyond()?;
         Ok(journal)
     }
 
-    /// What comes after the last record was never flushed, or is older; a newer one would be cut off from the others.
-    fn nothing_beyond(&self) -> Result<(), StoreError> {
-        let mut at = self.at;
-        while at + PAGE as u64 <= self.medium.len().map_err(StoreError::of_io)? {
-            if self.record(at)?.is_some_and(|(number, ..)| number >= self.next) {
-                return Err(damaged("a record before its last one is damaged"));
+    /// Gives what is new of the records from one on that follow each other.
+    fn run(
+        &mut self,
+        mut at: u64,
+        act: &mut impl FnMut(u64, Head, &Changes) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let mut before = None;
+        while let Some((number, body, len)) = self.record(at)? {
+            if before.is_some_and(|before| number != before + 1) {
+                break;
             }
-            at += PAGE as u64;
+            if number == self.next {
+                let (head, changes) = decode(&body).ok_or_else(|| damaged("a batch in it makes no sense"))?;
+                act(number, head, &changes)?;
+                self.next += 1;
+            }
+            before = Some(number);
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// What is beside the records that were read was never flushed, or is older; a newer one would be cut off from the
+    /// others.
+    fn nothing_beyond(&self) -> Result<(), StoreError> {
+        let mut at = 0;
+        while at + PAGE as u64 <= 2 * self.half {
+            at += match self.record(at)? {
+                Some((number, ..)) if number >= self.next => {
+                    return Err(damaged(CUT_OFF));
+                }
+                Some((_, _, len)) => len,
+                None => PAGE as u64,
+            };
         }
         Ok(())
     }
@@ -85,13 +125,12 @@ impl Journal {
         else {
             return Ok(None);
         };
-        let pages = pages(len);
-        if magic != MAGIC || len > SIZE || at + pages > end {
+        if magic != MAGIC || len > end || at + pages(len) > end {
             return Ok(None);
         }
         let mut body = vec![0; len as usize];
         self.medium.read(at + HEADER as u64, &mut body).map_err(StoreError::of_io)?;
-        Ok((self.hash(number, &body) == B3(hash)).then_some((number, body, pages)))
+        Ok((self.hash(number, &body) == B3(hash)).then_some((number, body, pages(len))))
     }
 
     fn hash(&self, number: u64, body: &[u8]) -> B3 {
@@ -100,8 +139,35 @@ impl Journal {
         B3(*hasher.finalize().as_bytes())
     }
 
-    pub(super) fn has_room(&self, body: &[u8]) -> bool {
-        self.at + pages(body.len() as u64) <= SIZE
+    /// The number of the last batch.
+    pub(super) fn last(&self) -> u64 {
+        self.next - 1
+    }
+
+    /// Whether a half is large enough for a batch.
+    pub(super) fn can_take(&self, body: &[u8]) -> bool {
+        pages(body.len() as u64) <= self.half
+    }
+
+    /// Makes room for a batch that it can take, in this half or in the other, whose batches must be flushed in the database
+    /// for that; `flushed` is the last one of which that is known. False if there is none.
+    pub(super) fn make_room(&mut self, body: &[u8], flushed: u64) -> bool {
+        if flushed >= self.last() {
+            self.begin_again();
+        } else if self.at + pages(body.len() as u64) <= self.from + self.half {
+            return true;
+        } else if flushed >= self.other {
+            self.from = self.half - self.from;
+            (self.at, self.other) = (self.from, self.last());
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// The last batch of the half that nothing goes into now.
+    pub(super) fn other(&self) -> u64 {
+        self.other
     }
 
     /// Writes a batch, for which there must be room.
@@ -132,7 +198,7 @@ impl Journal {
 
     /// All that was written is in the database and flushed there.
     pub(super) fn begin_again(&mut self) {
-        self.at = 0;
+        (self.from, self.at, self.other) = (0, 0, 0);
     }
 }
 

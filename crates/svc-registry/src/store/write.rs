@@ -80,10 +80,13 @@ impl LogWriter {
         self.store.writing(changes.bytes(), |opened, disk| opened.append(disk, expected, changes))
     }
 
-    /// Has the database take in what was written, if there is enough of it or all shall be.
+    /// Has the database take in what was written, if there is enough of it or all shall be, and flush what the journal
+    /// needs to go on.
     pub fn settle(&self, all: bool) {
         let waits = |opened: &Opened| {
-            opened.behind.queue().is_ok_and(|queue| if all { !queue.is_empty() } else { queue.is_enough() })
+            let queue = opened.behind.queue();
+            queue.is_ok_and(|queue| if all { !queue.is_empty() } else { queue.is_enough() })
+                || opened.flush_wanted().is_some()
         };
         if self.store.opened().is_ok_and(|opened| waits(&opened)) {
             self.store.settle();
@@ -103,7 +106,7 @@ impl Store {
     }
 
     /// Does what writes, if there is room for so many bytes.
-    fn writing(
+    pub(super) fn writing(
         &self,
         bytes: u64,
         write: impl FnOnce(&Opened, &Disk) -> Result<(), StoreError>,
