@@ -8,7 +8,6 @@ use crate::job::{Ask, Done, Job, Refusal, Reply};
 use crate::pending::{Pending, Waiting, proposed};
 use crate::shared::{Shared, Trouble, now_millis};
 use crate::store::{Changes, Gone, LogWriter, RestoreError, Restored, StoreError};
-use crate::tiles;
 use crate::view::{HeadInfo, Items, View};
 use ron_kernel::reason::Reason;
 use ron_log::state::{Before, supersede};
@@ -17,7 +16,7 @@ use ron_log::{
     Approval, B3, CheckedApproval, CommitError, ConflictRule, Entry, Judgement, Key, Payload, Proposal,
     SignerSet, State, Tally, Tree, Unchecked, reachable,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -35,7 +34,6 @@ pub(crate) struct Core {
     writer: LogWriter,
     state: State,
     tree: Tree,
-    edge: BTreeMap<u8, Vec<u8>>,
     /// The last entry, and what its items were before.
     last: (Entry, Before),
     pending: Pending,
@@ -72,7 +70,7 @@ impl Core {
     /// Takes the log's writer and reads everything; `None` while the writer is with somebody else.
     pub(crate) fn restore(shared: &Arc<Shared>) -> Result<Option<Core>, RestoreError> {
         let Some(writer) = shared.store.log_writer() else { return Ok(None) };
-        let Restored { state, tree, edge, last } = shared.store.restore(&shared.roots, &shared.log_key)?;
+        let Restored { state, tree, last } = shared.store.restore(&shared.roots, &shared.log_key)?;
         let reader = shared.store.reader()?;
         let mut pending = Pending::default();
         for id in reader.proposals()? {
@@ -85,7 +83,7 @@ impl Core {
         }
         pending.restore_gone(reader.all_gone()?);
         shared.pending.store(pending.len(), Ordering::Relaxed);
-        let core = Core { shared: shared.clone(), writer, state, tree, edge, last, pending };
+        let core = Core { shared: shared.clone(), writer, state, tree, last, pending };
         // What a failed flush left in the file may be gone after a power cut: nobody is shown it.
         let durable = !matches!(shared.store.writable(), Err(StoreError::FlushFailed | StoreError::Stopped));
         if durable && shared.head().version != core.state.head().version {
@@ -424,7 +422,7 @@ impl Core {
         let entry = self.state.commit(proposal, &waiting.approvals, committed_at, rule);
         let entry = entry.map_err(|error| self.not_now(error, waiting, rule))?;
         let before = self.state.apply(&entry, proposal.payload()).expect("the state made the entry");
-        tiles::append(&mut self.tree, &mut self.edge, leaf_hash(entry.bytes()), &mut batch.changes.tiles);
+        batch.changes.grow(&mut self.tree, leaf_hash(entry.bytes()));
         let info = info(&entry, proposal.payload());
         batch.touched.extend(proposal.payload().ops.iter().map(|op| op.key.clone()));
         batch.committed.push(info);

@@ -25,7 +25,6 @@ mod registry;
 mod retention;
 mod shared;
 pub mod store;
-pub mod tiles;
 mod verifier;
 mod view;
 mod witness;

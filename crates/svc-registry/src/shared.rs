@@ -5,7 +5,7 @@ use crate::guard::{Highest, Holds};
 use crate::metrics::Numbers;
 use crate::store::{Reader, Store, StoreError};
 use crate::view::{HeadInfo, View};
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
@@ -64,7 +64,7 @@ pub(crate) struct Shared {
     pub(crate) log_key: NoteKey,
     pub(crate) view: ArcSwap<View>,
     /// `GET /registry/head` as it is served.
-    pub(crate) head_page: ArcSwap<Page>,
+    head_page: ArcSwap<Page>,
     /// The checkpoint that is served.
     pub(crate) checkpoint: ArcSwapOption<Signed>,
     /// The size of the newest checkpoint that is signed and stored; it may not be cosigned enough to be served.
@@ -142,13 +142,41 @@ impl Troubles {
     }
 }
 
-/// A page that is served again and again.
+/// Head as it is served.
 #[derive(Debug)]
 pub(crate) struct Page {
-    pub(crate) version: u64,
-    pub(crate) value: Value,
+    head: HeadInfo,
+    checkpoint: Option<Arc<Signed>>,
+    /// The checkpoint's member.
+    checkpoint_json: Arc<str>,
     pub(crate) json: Bytes,
     pub(crate) etag: String,
+}
+
+impl Page {
+    fn new(head: HeadInfo, checkpoint: Option<Arc<Signed>>, before: Option<&Page>) -> Page {
+        let same = before.filter(|before| is_same(before.checkpoint.as_ref(), checkpoint.as_ref()));
+        let checkpoint_json = same.map_or_else(
+            || checkpoint.as_ref().map_or(Value::Null, |signed| signed.json()).to_string().into(),
+            |before| before.checkpoint_json.clone(),
+        );
+        let json = Bytes::from(head_json(&head, &checkpoint_json));
+        let etag = etag(&json);
+        Page { head, checkpoint, checkpoint_json, json, etag }
+    }
+
+    fn is_of(&self, head: &HeadInfo, checkpoint: Option<&Arc<Signed>>) -> bool {
+        self.head == *head && is_same(self.checkpoint.as_ref(), checkpoint)
+    }
+
+    /// The same members for another entry.
+    pub(crate) fn of(&self, entry: &HeadInfo) -> Bytes {
+        if self.head == *entry { self.json.clone() } else { head_json(entry, &self.checkpoint_json).into() }
+    }
+}
+
+fn is_same(one: Option<&Arc<Signed>>, other: Option<&Arc<Signed>>) -> bool {
+    one.map(Arc::as_ptr) == other.map(Arc::as_ptr)
 }
 
 /// A signed checkpoint.
@@ -217,7 +245,8 @@ impl Shared {
         let Parts { service, store, roots, signing, view, checkpoint, .. } = parts;
         let Parts { signed_size, highest, min_version, committed, settings, .. } = parts;
         let log_key = NoteKey::ed25519(&roots.log, signing.verifying_key());
-        let page = head_page(&view.head, checkpoint.as_ref());
+        let checkpoint = checkpoint.map(Arc::new);
+        let page = Page::new(view.head, checkpoint.clone(), None);
         Arc::new(Shared {
             numbers: Numbers::new(&service),
             reads: Arc::new(Semaphore::new(READS_MAX)),
@@ -233,7 +262,7 @@ impl Shared {
             log_key,
             view: ArcSwap::from_pointee(view),
             head_page: ArcSwap::from_pointee(page),
-            checkpoint: ArcSwapOption::new(checkpoint.map(Arc::new)),
+            checkpoint: ArcSwapOption::new(checkpoint),
             signed_size: AtomicU64::new(signed_size),
             checkpointed: Notify::new(),
             checkpoint_wanted: Notify::new(),
@@ -251,13 +280,17 @@ impl Shared {
     /// Shows readers a new state.
     pub(crate) fn publish(&self, view: View) {
         self.view.store(Arc::new(view));
-        self.show_head();
     }
 
-    /// Composes head's page anew. Whoever else changes a part of it meanwhile composes it again, or this does: what
-    /// stands there in the end has the newest of both.
-    fn show_head(&self) {
-        self.head_page.rcu(|_| head_page(&self.view.load().head, self.checkpoint.load().as_deref()));
+    /// Head's page, composed for the first who asks since it changed.
+    pub(crate) fn head_page(&self) -> Guard<Arc<Page>> {
+        let (view, checkpoint, page) = (self.view.load(), self.checkpoint.load(), self.head_page.load());
+        if page.is_of(&view.head, checkpoint.as_ref()) {
+            return page;
+        }
+        let page = Arc::new(Page::new(view.head, checkpoint.clone(), Some(&**page)));
+        self.head_page.store(page.clone());
+        Guard::from_inner(page)
     }
 
     /// Notes what was committed, for the streams.
@@ -311,7 +344,6 @@ impl Shared {
         let (size, note) = (signed.size, signed.note.to_string().into());
         self.service.kernel().publish(KernelEvent::RegistryCheckpoint { size, note });
         self.checkpoint.store(Some(Arc::new(signed)));
-        self.show_head();
         self.checkpointed.notify_waiters();
     }
 
@@ -389,19 +421,12 @@ impl Shared {
 }
 
 /// Head's members.
-pub(crate) fn head_json(head: &HeadInfo, checkpoint: Option<&Signed>) -> Value {
-    json!({
-        "version": head.version, "hash": head.hash.to_string(), "payload_b3": head.payload_b3.to_string(),
-        "signers_version": head.signers_version, "committed_at": head.committed_at,
-        "checkpoint": checkpoint.map(Signed::json),
-    })
-}
-
-fn head_page(head: &HeadInfo, checkpoint: Option<&Signed>) -> Page {
-    let value = head_json(head, checkpoint);
-    let json = Bytes::from(value.to_string());
-    let etag = etag(&json);
-    Page { version: head.version, value, json, etag }
+fn head_json(head: &HeadInfo, checkpoint: &str) -> String {
+    let HeadInfo { version, hash, payload_b3, signers_version, committed_at } = head;
+    format!(
+        "{{\"checkpoint\":{checkpoint},\"committed_at\":{committed_at},\"hash\":\"{hash}\",\"payload_b3\":\"{payload_b3}\",\
+         \"signers_version\":{signers_version},\"version\":{version}}}"
+    )
 }
 
 /// A strong validator of a body.
@@ -456,10 +481,14 @@ mod tests {
                 });
                 scope.spawn(|| shared.publish_checkpoint(Signed { size: round, ..signed.clone() }));
             });
-            let page = shared.head_page.load();
-            let shown = (&page.value["version"], &page.value["checkpoint"]["size"]);
-            assert_eq!((page.version, shown), (round, (&json!(round), &json!(round))));
-            assert_eq!((page.value.to_string().as_bytes(), &*page.etag), (&*page.json, &*etag(&page.json)));
+            let page = shared.head_page();
+            let value: Value = serde_json::from_slice(&page.json).unwrap();
+            let shown = (&value["version"], &value["checkpoint"]["size"]);
+            assert_eq!(shown, (&json!(round), &json!(round)));
+            assert_eq!((value.to_string().as_bytes(), &*page.etag), (&*page.json, &*etag(&page.json)));
+            let other = HeadInfo { version: 7, ..view.head };
+            let other: Value = serde_json::from_slice(&page.of(&other)).unwrap();
+            assert_eq!((&other["version"], &other["checkpoint"]), (&json!(7), &value["checkpoint"]));
         }
     }
 }

@@ -9,7 +9,6 @@ use anyhow::Context as _;
 use ron_log::export::{ExportReader, FrameKind};
 use ron_log::tree::leaf_hash;
 use ron_log::{Entry, FaultKind, Head, Note, NoteKey, Proposal, PruneManifest, State, Tree, TrustRoots};
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::path::Path;
@@ -17,7 +16,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use svc_registry::store::{Changes, Keeping, LogWriter, Store, Whole};
-use svc_registry::tiles;
 
 /// Entries written with one flush.
 const BATCH: usize = 1024;
@@ -127,7 +125,6 @@ fn fill(mut input: File, dir: &Path, roots: TrustRoots) -> anyhow::Result<Head> 
         writer,
         log: None,
         tree: Tree::default(),
-        edge: BTreeMap::new(),
         changes: Changes::default(),
         manifests: Vec::new(),
         held: Vec::new(),
@@ -156,7 +153,6 @@ struct Importer {
     /// The last entry that is written.
     head: Head,
     tree: Tree,
-    edge: BTreeMap<u8, Vec<u8>>,
     changes: Changes,
     /// By the first version each kept.
     manifests: Vec<(u64, String)>,
@@ -181,7 +177,7 @@ impl Importer {
             }
             FrameKind::PrunedLeaves => {
                 for leaf in content.as_chunks::<32>().0 {
-                    tiles::append(&mut self.tree, &mut self.edge, *leaf, &mut self.changes.tiles);
+                    self.changes.grow(&mut self.tree, *leaf);
                 }
             }
             FrameKind::SnapshotNote | FrameKind::Record => self.held = content.to_vec(),
@@ -216,7 +212,7 @@ impl Importer {
 
     fn entry(&mut self, payload: &[u8]) -> anyhow::Result<()> {
         let entry = Entry::parse(std::mem::take(&mut self.held))?;
-        tiles::append(&mut self.tree, &mut self.edge, leaf_hash(entry.bytes()), &mut self.changes.tiles);
+        self.changes.grow(&mut self.tree, leaf_hash(entry.bytes()));
         // A new store has the genesis already.
         if entry.record().version > 0 {
             self.changes.entries.push((entry, Arc::new(Proposal::parse_canonical(payload.to_vec())?)));

@@ -83,12 +83,13 @@ pub(super) fn value(status: u16, value: &Value, format: Format, corr: &CorrId) -
 }
 
 /// JSON text in the form asked for.
-pub(super) fn json(text: String, format: Format, corr: &CorrId) -> Response<Body> {
+pub(super) fn json(status: u16, text: impl Into<Bytes>, format: Format, corr: &CorrId) -> Response<Body> {
+    let text = text.into();
     match format {
-        Format::Json => raw(200, Bytes::from(text), JSON, corr),
+        Format::Json => raw(status, text, JSON, corr),
         Format::Cbor => {
-            let parsed = serde_json::from_str(&text).expect("what is kept is JSON");
-            value(200, &parsed, format, corr)
+            let parsed = serde_json::from_slice(&text).expect("what is kept is JSON");
+            value(status, &parsed, format, corr)
         }
     }
 }

@@ -109,7 +109,7 @@ impl Api {
             String::from_utf8_lossy(&state)
         );
         let etag = crate::shared::etag(text.as_bytes());
-        Ok(answer::tagged(answer::json(text, asked.format, asked.corr), &etag, asked.headers()))
+        Ok(answer::tagged(answer::json(200, text, asked.format, asked.corr), &etag, asked.headers()))
     }
 }
 

@@ -29,7 +29,7 @@ impl Api {
             let after = asked.query.number("after")?.unwrap_or(self.shared.head().version);
             let longer = async {
                 let mut committed = self.shared.committed.subscribe();
-                while self.shared.head_page.load().version <= after {
+                while self.shared.head().version <= after {
                     if matches!(committed.recv().await, Err(RecvError::Closed)) {
                         return;
                     }
@@ -42,11 +42,8 @@ impl Api {
                 _ = tokio::time::timeout_at(until.into(), longer) => {}
             }
         }
-        let page = self.shared.head_page.load();
-        let response = match asked.format {
-            answer::Format::Json => answer::raw(200, page.json.clone(), answer::JSON, asked.corr),
-            answer::Format::Cbor => answer::value(200, &page.value, asked.format, asked.corr),
-        };
+        let page = self.shared.head_page();
+        let response = answer::json(200, page.json.clone(), asked.format, asked.corr);
         Ok(answer::tagged(response, &page.etag, asked.headers()))
     }
 
@@ -66,7 +63,7 @@ impl Api {
         };
         let text = entry_text(&record, &payload);
         let etag = format!("\"{}\"", entry_hash(&record));
-        Ok(answer::immutable(answer::json(text, asked.format, asked.corr), &etag, asked.headers()))
+        Ok(answer::immutable(answer::json(200, text, asked.format, asked.corr), &etag, asked.headers()))
     }
 
     pub(super) async fn log(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
@@ -91,7 +88,7 @@ impl Api {
         let _ = write!(text, "],\"next\":{next}}}");
         let full = found.len() as u64 == limit;
         let etag = crate::shared::etag(text.as_bytes());
-        let response = answer::json(text, asked.format, asked.corr);
+        let response = answer::json(200, text, asked.format, asked.corr);
         // A full page of the past is the same for ever; `next` of it is never null then. Without `from` it begins with
         // the first version kept, which moves.
         Ok(if full && asked.query.text("from").is_some() && next != "null" {
@@ -115,7 +112,7 @@ impl Api {
         }
         text.push_str("]}");
         let etag = crate::shared::etag(text.as_bytes());
-        Ok(answer::tagged(answer::json(text, asked.format, asked.corr), &etag, asked.headers()))
+        Ok(answer::tagged(answer::json(200, text, asked.format, asked.corr), &etag, asked.headers()))
     }
 
     pub(super) async fn item(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
@@ -136,7 +133,7 @@ impl Api {
         }
         text.push('}');
         let etag = crate::shared::etag(text.as_bytes());
-        Ok(answer::tagged(answer::json(text, asked.format, asked.corr), &etag, asked.headers()))
+        Ok(answer::tagged(answer::json(200, text, asked.format, asked.corr), &etag, asked.headers()))
     }
 
     /// The items now, or after the version that was asked for; or that it is kept no more.

@@ -6,7 +6,6 @@ use super::{Api, Asked};
 use crate::checks::Given;
 use crate::claim::Claim;
 use crate::job::{Ask, Done, Job, Refusal};
-use crate::shared::head_json;
 use crate::view::HeadInfo;
 use bytes::Bytes;
 use http::Response;
@@ -244,8 +243,7 @@ impl Api {
             let detail = format!("it is committed as version {}; the rest takes longer", info.version);
             return Err(located(Rejection::new(Reason::Timeout, detail), info.payload_b3));
         }
-        let body = head_json(&info, self.shared.checkpoint.load().as_deref());
-        Ok(answer::value(201, &body, asked.format, asked.corr))
+        Ok(answer::json(201, self.shared.head_page().of(&info), asked.format, asked.corr))
     }
 
     /// A body that says nothing; if there is one all the same, it is of a type that is taken.

@@ -10,23 +10,15 @@ use super::write::Changes;
 use super::{Gone, StoreError, head_bytes, head_of};
 use redb::StorageBackend;
 use ron_log::{Approval, B3, Entry, Head, Proposal};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Bytes of a journal, all of them there from the beginning.
 pub(super) const SIZE: u64 = 16 << 20;
-/// Bytes of those that were made before.
-const FORMER_SIZE: u64 = 8 << 20;
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 const CUT_OFF: &str = "a record before its last one is damaged";
-const MAGIC: [u8; 8] = *b"ron-jrn1";
+const MAGIC: [u8; 8] = *b"ron-jrn2";
 /// Magic, length, number, hash.
 const HEADER: usize = 8 + 8 + 8 + 32;
-
-/// Whether a journal of so many bytes is one as a whole.
-pub(super) fn is_whole(len: u64) -> bool {
-    [SIZE, FORMER_SIZE].contains(&len)
-}
 
 /// Where the next batch goes.
 #[derive(Debug)]
@@ -43,6 +35,7 @@ pub(super) struct Journal {
     at: u64,
     /// The last batch of the other half.
     other: u64,
+    pages: Pages,
 }
 
 impl Journal {
@@ -54,7 +47,16 @@ impl Journal {
         mut act: impl FnMut(u64, Head, &Changes) -> Result<(), StoreError>,
     ) -> Result<Journal, StoreError> {
         let half = medium.len().map_err(StoreError::of_io)? / 2;
-        let mut journal = Journal { medium, store, next: last + 1, half, from: 0, at: 0, other: 0 };
+        let mut journal = Journal {
+            medium,
+            store,
+            next: last + 1,
+            half,
+            from: 0,
+            at: 0,
+            other: 0,
+            pages: Pages::default(),
+        };
         let first = |at| Ok::<_, StoreError>(journal.record(at)?.map(|(number, ..)| (number, at)));
         let mut runs = [first(0)?, first(half)?];
         runs.sort();
@@ -135,7 +137,8 @@ impl Journal {
 
     fn hash(&self, number: u64, body: &[u8]) -> B3 {
         let mut hasher = blake3::Hasher::new_keyed(&self.store.0);
-        hasher.update(&number.to_be_bytes()).update(body);
+        // In this order: what is hashed from its beginning is hashed several pieces at a time.
+        hasher.update(body).update(&number.to_be_bytes());
         B3(*hasher.finalize().as_bytes())
     }
 
@@ -170,22 +173,19 @@ impl Journal {
         self.other
     }
 
-    /// Writes a batch, for which there must be room.
-    pub(super) fn write(&self, body: &[u8]) -> std::io::Result<()> {
-        let len = pages(body.len() as u64) as usize;
-        let mut record = Vec::with_capacity(len);
-        record.extend(MAGIC);
-        record.extend((body.len() as u64).to_be_bytes());
-        record.extend(self.next.to_be_bytes());
-        record.extend(self.hash(self.next, body).0);
-        record.extend(body);
-        record.resize(len, 0);
-        // The page with the header comes last, so that a write that found no room leaves no record.
-        let (first, rest) = record.split_at(PAGE);
-        if !rest.is_empty() {
-            self.medium.write(self.at + PAGE as u64, rest)?;
+    /// Writes a batch, for which there must be room, in one piece: by its hash a part of it is no record.
+    pub(super) fn write(&mut self, body: &[u8]) -> std::io::Result<()> {
+        let hash = self.hash(self.next, body);
+        let record = self.pages.of(pages(body.len() as u64) as usize);
+        let mut rest = &mut *record;
+        let number = |number: u64| number.to_be_bytes();
+        for part in [&MAGIC[..], &number(body.len() as u64), &number(self.next), &hash.0, body] {
+            let (place, after) = rest.split_at_mut(part.len());
+            place.copy_from_slice(part);
+            rest = after;
         }
-        self.medium.write(self.at, first)
+        rest.fill(0);
+        self.medium.write(self.at, record)
     }
 
     /// Makes the batch durable that was written, and gives its number.
@@ -207,6 +207,25 @@ pub(super) fn damaged(what: &str) -> StoreError {
     StoreError::Damaged(format!("registry.journal is damaged ({what}): {advice}"))
 }
 
+/// Memory that begins where a page does, as a file that is written past the system's cache wants it.
+#[derive(Debug, Default)]
+pub(super) struct Pages(Vec<u8>);
+
+impl Pages {
+    /// What is kept for the next time, at most.
+    const KEPT: usize = 1 << 20;
+
+    /// So many bytes, of whatever was in them.
+    pub(super) fn of(&mut self, len: usize) -> &mut [u8] {
+        let whole = len + PAGE;
+        if whole > self.0.len() || self.0.len() > Self::KEPT.max(whole) {
+            self.0 = vec![0; whole];
+        }
+        let from = self.0.as_ptr().align_offset(PAGE);
+        &mut self.0[from..from + len]
+    }
+}
+
 /// Bytes of the pages that a body of so many bytes needs.
 fn pages(body: u64) -> u64 {
     (HEADER as u64 + body).next_multiple_of(PAGE as u64)
@@ -214,7 +233,7 @@ fn pages(body: u64) -> u64 {
 
 /// A batch as bytes: HEAD before it, then each list with its length before it.
 pub(super) fn encode(expected: Head, changes: &Changes) -> Vec<u8> {
-    let Changes { entries, tiles, proposals, approvals, ended, forgotten } = changes;
+    let Changes { entries, hashes, proposals, approvals, ended, forgotten } = changes;
     let mut out = Vec::with_capacity(changes.bytes() as usize + 1024);
     out.extend(head_bytes(expected));
     number(&mut out, entries.len() as u64);
@@ -222,11 +241,11 @@ pub(super) fn encode(expected: Head, changes: &Changes) -> Vec<u8> {
         bytes(&mut out, entry.bytes());
         bytes(&mut out, proposal.bytes());
     }
-    number(&mut out, tiles.len() as u64);
-    for ((level, place), hashes) in tiles {
+    number(&mut out, hashes.len() as u64);
+    for (level, place, hash) in hashes {
         out.push(*level);
         number(&mut out, *place);
-        bytes(&mut out, hashes);
+        out.extend(hash);
     }
     number(&mut out, proposals.len() as u64);
     for (proposal, received_at, ends_at) in proposals {
@@ -276,12 +295,10 @@ pub(super) fn decode(body: &[u8]) -> Option<(Head, Changes)> {
         let proposal = Proposal::parse_canonical(fields.bytes()?.to_vec()).ok()?;
         changes.entries.push((entry, Arc::new(proposal)));
     }
-    let mut tiles = BTreeMap::new();
     for _ in 0..fields.number()? {
         let [level] = fields.array()?;
-        tiles.insert((level, fields.number()?), fields.bytes()?.to_vec());
+        changes.hashes.push((level, fields.number()?, fields.array()?));
     }
-    changes.tiles = tiles;
     for _ in 0..fields.number()? {
         let (received_at, ends_at) = (fields.number()?, fields.number()?);
         let proposal = Proposal::parse_canonical(fields.bytes()?.to_vec()).ok()?;

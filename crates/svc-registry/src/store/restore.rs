@@ -2,10 +2,9 @@
 
 use super::{Reader, Store, StoreError};
 use ron_log::state::Before;
-use ron_log::tile::{TILE_WIDTH, Tile};
+use ron_log::tile::Tile;
 use ron_log::tree::leaf_hash;
 use ron_log::{Checkpoint, Entry, Head, Note, NoteKey, Proposal, Snapshot, State, Tree, TrustRoots};
-use std::collections::BTreeMap;
 
 /// Entries read at a time.
 const PIECE: usize = 256;
@@ -17,7 +16,6 @@ pub struct Restored {
     pub state: State,
     pub tree: Tree,
     /// The hashes of the tiles at the tree's edge that are not full, by level.
-    pub edge: BTreeMap<u8, Vec<u8>>,
     /// The last entry, and what its items were before it.
     pub last: (Entry, Before),
 }
@@ -51,8 +49,7 @@ impl Store {
         }
         check_tree(&reader, &replay.tree, log)?;
         let Replay { state, tree, last, .. } = replay;
-        let edge = edge(&reader, tree.size())?;
-        Ok(Restored { state, tree, edge, last })
+        Ok(Restored { state, tree, last })
     }
 
     /// What can be read of a log with a damaged version: all of it where a signed state from after the damage leads to
@@ -213,17 +210,4 @@ fn check_tree(reader: &Reader, tree: &Tree, log: &NoteKey) -> Result<(), Restore
     } else {
         Err(damaged(size - 1, "the checkpoint has another root"))
     }
-}
-
-fn edge(reader: &Reader, size: u64) -> Result<BTreeMap<u8, Vec<u8>>, RestoreError> {
-    let mut edge = BTreeMap::new();
-    for level in 0..8 {
-        let hashes = size >> (8 * u32::from(level));
-        let width = hashes % TILE_WIDTH;
-        if width > 0 {
-            let tile = Tile { level, index: hashes / TILE_WIDTH, width: width as u16 };
-            edge.insert(level, reader.sure_tile(tile)?);
-        }
-    }
-    Ok(edge)
 }

@@ -5,10 +5,11 @@ use super::{
     Keeping, MANIFESTS, META, MIN_VERSION, Opened, PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, Store, StoreError,
     TILES, changes_signers, head_bytes, head_of,
 };
-use redb::{Database, Durability, ReadableTable as _, Table, WriteTransaction};
-use ron_log::tree::leaf_hash;
+use redb::{Database, Durability, ReadableTable, Table, WriteTransaction};
+use ron_log::tile::TILE_WIDTH;
+use ron_log::tree::{Hash, leaf_hash};
 use ron_log::{Approval, B3, Entry, Head, Note, Proposal, PruneManifest, Tree, TrustRoots};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -22,8 +23,8 @@ const CHECKPOINTS_APART: u64 = 256;
 pub struct Changes {
     /// New entries in order, each with its payload.
     pub entries: Vec<(Entry, Arc<Proposal>)>,
-    /// The tiles they change, as a whole.
-    pub tiles: BTreeMap<(u8, u64), Vec<u8>>,
+    /// What the tree grows by: a tile's level, the place there, and the hash; in order.
+    pub hashes: Vec<(u8, u64, Hash)>,
     /// New proposals: payload, when it came, when it ends.
     pub proposals: Vec<(Arc<Proposal>, u64, u64)>,
     pub approvals: Vec<(B3, Approval)>,
@@ -34,13 +35,18 @@ pub struct Changes {
 }
 
 impl Changes {
+    /// Lets the tree grow by a leaf.
+    pub fn grow(&mut self, tree: &mut Tree, leaf: Hash) {
+        tree.append(leaf, |level, place, hash| self.hashes.push((level, place, *hash)));
+    }
+
     pub fn is_empty(&self) -> bool {
         self.count() == 0
     }
 
     /// How many things change.
     pub(super) fn count(&self) -> usize {
-        let Changes { entries, tiles: _, proposals, approvals, ended, forgotten } = self;
+        let Changes { entries, hashes: _, proposals, approvals, ended, forgotten } = self;
         entries.len() + proposals.len() + approvals.len() + ended.len() + forgotten.len()
     }
 
@@ -53,8 +59,8 @@ impl Changes {
     pub(super) fn bytes(&self) -> u64 {
         let entries = self.entries.iter().map(|(entry, payload)| entry.bytes().len() + payload.bytes().len());
         let proposals = self.proposals.iter().map(|(payload, _, _)| payload.bytes().len());
-        let tiles = self.tiles.values().map(Vec::len);
-        entries.chain(proposals).chain(tiles).sum::<usize>() as u64
+        let hashes = std::iter::once(self.hashes.len() * size_of::<Hash>());
+        entries.chain(proposals).chain(hashes).sum::<usize>() as u64
     }
 }
 
@@ -227,12 +233,35 @@ fn append(transaction: &WriteTransaction, batches: &[(Head, &Changes)]) -> Resul
         committed.insert(proposal.b3().0.as_slice(), version).map_err(StoreError::of)?;
         bytes += (entry.bytes().len() + proposal.bytes().len()) as u64;
     }
-    // A tile that grew several times is written as it is in the end.
-    let last: BTreeMap<_, _> = batches.iter().flat_map(|(_, changes)| &changes.tiles).collect();
-    for (place, hashes) in last {
-        tiles.insert(*place, hashes.as_slice()).map_err(StoreError::of)?;
+    for (place, tile) in grown(&tiles, batches.iter().flat_map(|(_, changes)| &changes.hashes))? {
+        tiles.insert(place, tile.as_slice()).map_err(StoreError::of)?;
     }
     change_number(transaction, KEPT_BYTES, |kept| kept + bytes)
+}
+
+/// The tiles that grow, each as it is in the end.
+fn grown<'a>(
+    tiles: &impl ReadableTable<(u8, u64), &'static [u8]>,
+    hashes: impl Iterator<Item = &'a (u8, u64, Hash)>,
+) -> Result<BTreeMap<(u8, u64), Vec<u8>>, StoreError> {
+    let mut grown: BTreeMap<(u8, u64), Vec<u8>> = BTreeMap::new();
+    for (level, place, hash) in hashes {
+        let key = (*level, place / TILE_WIDTH);
+        let tile = match grown.entry(key) {
+            btree_map::Entry::Occupied(tile) => tile.into_mut(),
+            btree_map::Entry::Vacant(new) => {
+                let stored = tiles.get(key).map_err(StoreError::of)?;
+                new.insert(stored.map_or_else(Vec::new, |stored| stored.value().to_vec()))
+            }
+        };
+        let before = (place % TILE_WIDTH) as usize * size_of::<Hash>();
+        if tile.len() < before {
+            return Err(StoreError::Damaged(format!("tile {level} {} is too short", key.1)));
+        }
+        tile.truncate(before);
+        tile.extend_from_slice(hash);
+    }
+    Ok(grown)
 }
 
 fn end_proposals(transaction: &WriteTransaction, changes: &Changes) -> Result<(), StoreError> {
@@ -449,13 +478,11 @@ pub(super) fn prepare(
             meta.insert(HEAD, before.as_slice()).map_err(StoreError::of)?;
         }
         let (entry, proposal) = roots.genesis();
-        let mut tiles = BTreeMap::new();
-        Tree::default().append(leaf_hash(entry.bytes()), |level, place, hash| {
-            tiles.insert((level, place), hash.to_vec());
-        });
+        let mut changes = Changes::default();
+        changes.grow(&mut Tree::default(), leaf_hash(entry.bytes()));
         let head = Head { version: 0, hash: entry.hash() };
-        let entries = vec![(entry, Arc::new(proposal))];
-        apply(transaction, &[(head, &Changes { entries, tiles, ..Changes::default() })])?;
+        changes.entries.push((entry, Arc::new(proposal)));
+        apply(transaction, &[(head, &changes)])?;
         transaction.open_table(PROPOSALS).map_err(StoreError::of)?;
         transaction.open_table(APPROVALS).map_err(StoreError::of)?;
         transaction.open_table(GONE).map_err(StoreError::of)?;
