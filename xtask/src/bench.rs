@@ -50,8 +50,9 @@ const SCENARIOS: [(&str, Scenario); 10] = [
     ("overload", overload::run),
 ];
 
-const OF_REGISTRY: [(&str, Scenario); 4] = [
+const OF_REGISTRY: [(&str, Scenario); 5] = [
     ("commits", registry::commits),
+    ("alone", registry::alone),
     ("reads", registry::reads),
     ("streams", registry::streams),
     ("verify", registry::verify),

@@ -26,7 +26,7 @@ cargo xtask bench edge [--quick] [SCENARIO...]
                                        beside nginx, Varnish and, if installed, Martin; none named: all of
                                        objects ranges tiles herd memory
 cargo xtask bench registry [--quick] [SCENARIO...]
-                                       beside etcd; none named: all of commits reads streams verify
+                                       beside etcd; none named: all of commits alone reads streams verify
 cargo xtask bench overlay [--quick] [SCENARIO...]
                                        beside NATS and gossipsub; none named: all of
                                        codec session star gossip frozen sessions

@@ -26,6 +26,8 @@ const CLIENTS: [u32; 3] = [1, 64, 512];
 const VALUE: usize = 1000;
 const STREAMS: usize = 1000;
 const UPDATES: u64 = 20;
+/// Proposals that wait to be committed: as many as there may be.
+const PENDING: u64 = 10_000;
 /// Far in the future, for what is made beforehand.
 const EXPIRES: u64 = 4_000_000_000_000;
 
@@ -45,9 +47,9 @@ fn roots(threshold: u64, count: u8) -> TrustRoots {
     TrustRoots { log: "bench.example/log".into(), signers }
 }
 
-/// A change of its own item with its approvals, ready to be committed in one request.
-fn change(number: u64, approvals: u8) -> String {
-    let proposal = Proposal::new(Payload {
+/// A change of its own item.
+fn proposal(number: u64) -> Proposal {
+    let payload = Payload {
         base_version: 0,
         signers_version: 0,
         nonce: u128::from(number).to_be_bytes(),
@@ -57,8 +59,13 @@ fn change(number: u64, approvals: u8) -> String {
         }],
         note: String::new(),
         expires_at: EXPIRES,
-    })
-    .expect("a good payload");
+    };
+    Proposal::new(payload).expect("a good payload")
+}
+
+/// The same with its approvals, ready to be committed in one request.
+fn change(number: u64, approvals: u8) -> String {
+    let proposal = proposal(number);
     let sign = |seed: u8| Approval::sign(&format!("s{seed}"), &key(seed), proposal.b3(), 0).canonical();
     let approvals: Vec<String> = (1..=approvals).map(sign).collect();
     let payload = String::from_utf8_lossy(proposal.bytes());
@@ -67,13 +74,17 @@ fn change(number: u64, approvals: u8) -> String {
 
 /// A script that sends each line of a file once.
 fn each_line(bench: &Bench, count: u64, line: impl Fn(u64) -> String) -> Option<String> {
+    each(bench, "wrk.format(\"POST\", nil, {[\"Content-Type\"] = \"application/json\"}, line)", count, line)
+}
+
+/// A script that makes a request of each line of a file.
+fn each(bench: &Bench, request: &str, count: u64, line: impl Fn(u64) -> String) -> Option<String> {
     let file = bench.dir.join("bodies");
     let text: String = (0..count).map(|number| line(number) + "\n").collect();
     std::fs::write(&file, text).ok()?;
     Some(format!(
         "local sent, n = {{}}, 0\n\
-         function init(args)\nfor line in io.lines(\"{}\") do\n\
-         sent[#sent + 1] = wrk.format(\"POST\", nil, {{[\"Content-Type\"] = \"application/json\"}}, line)\nend\nend\n\
+         function init(args)\nfor line in io.lines(\"{}\") do\nsent[#sent + 1] = {request}\nend\nend\n\
          function request()\nn = n + 1\nreturn sent[(n - 1) % #sent + 1]\nend\n",
         file.display()
     ))
@@ -97,10 +108,10 @@ struct Written {
     bytes: f64,
 }
 
-fn writes(bench: &Bench, server: &Server, client: Client<'_>, count: u64) -> Option<Written> {
+fn writes(bench: &Bench, server: &Server, client: Client<'_>, seconds: u32, count: u64) -> Option<Written> {
     let (flushed, bytes) = (flushes(), written(server.pid));
-    let figures = load::measure(&bench.dir, server, client, bench.seconds)?;
-    let entries = figures.rate * f64::from(bench.seconds);
+    let figures = load::measure(&bench.dir, server, client, seconds)?;
+    let entries = figures.rate * f64::from(seconds);
     if figures.refused > 0.0 || entries > count as f64 {
         println!("{}: {:.4} refused, {entries:.0} of {count} sent", server.name, figures.refused);
         return None;
@@ -191,7 +202,7 @@ pub(super) fn commits(bench: &Bench) -> Option<Value> {
                 next += count;
                 if server.pid == postgres.pid {
                     let client = Client::Statements { connections: clients, sql: &append() };
-                    runs.extend(writes(bench, server, client, u64::MAX));
+                    runs.extend(writes(bench, server, client, bench.seconds, u64::MAX));
                     continue;
                 }
                 let (path, script) = match approvals {
@@ -199,7 +210,7 @@ pub(super) fn commits(bench: &Bench) -> Option<Value> {
                     None => ("/v3/kv/put", each_line(bench, count, |it| put(from + it))?),
                 };
                 let client = Client::Wrk { connections: clients, path, script: &script };
-                runs.push(writes(bench, server, client, count)?);
+                runs.push(writes(bench, server, client, bench.seconds, count)?);
             }
             if runs.is_empty() {
                 // Sessions that wait for one row may commit nothing at all in a run's time.
@@ -230,6 +241,37 @@ pub(super) fn commits(bench: &Bench) -> Option<Value> {
     );
     table::print(&title, &rows);
     Some(json!({"fdatasync_us": first, "fdatasync_p99_us": first_p99, "idle_p50_us": idle, "runs": result}))
+}
+
+/// One client commits what was proposed and approved before.
+pub(super) fn alone(bench: &Bench) -> Option<Value> {
+    let (mut runs, mut raws) = (Vec::new(), Vec::new());
+    for _ in 0..bench.rounds {
+        let node = peers::registry(bench, "ron", &roots(2, 3).canonical());
+        let mut proposer = ron_testkit::Client::connect(&node.http).ok()?;
+        for number in 0..PENDING {
+            let (json, body) = ([("Content-Type", "application/json")], change(number, 2));
+            let sent = proposer.request("POST", "/registry/proposals", &json, body.as_bytes());
+            sent.ok().filter(|answer| answer.status == 202)?;
+        }
+        let request = "wrk.format(\"POST\", \"/registry/commit/\" .. line, nil, \"\")";
+        let script = each(bench, request, PENDING, |it| proposal(it).b3().to_string())?;
+        raws.push(fdatasync(bench)?.0);
+        let client = Client::Wrk { connections: 1, path: "/", script: &script };
+        runs.push(writes(bench, &node, client, 1, PENDING)?.figures);
+    }
+    let (figures, raw) = (Figures::median(&runs), median(raws));
+    let ratio = figures.p50 / raw;
+    let mut rows = vec![table::row(&["commits/s", "p50 us", "to fdatasync", "p99 us", "CPU us"])];
+    let shown = [figures.rate, figures.p50, ratio, figures.p99, figures.cpu()];
+    rows.push(shown.iter().zip([0, 0, 2, 0, 1]).map(|(it, digits)| format!("{it:.digits$}")).collect());
+    let title = format!(
+        "alone: one client commits what was proposed and approved by 2 of 3 before (goal: p50 <= 2 x fdatasync, {raw:.0} us)"
+    );
+    table::print(&title, &rows);
+    Some(
+        json!({"fdatasync_us": raw, "p50_us": figures.p50, "p50_to_fdatasync": ratio, "p99_us": figures.p99}),
+    )
 }
 
 /// Moves the head and appends, all or nothing.
