@@ -6,6 +6,7 @@ use crate::shared::{Shared, Signed, now_millis};
 use crate::store::{Keeping, Replay, RestoreError, StoreError, Whole};
 use crate::witness::keys;
 use ron_kernel::channel::Sender;
+use ron_kernel::shutdown::Phase;
 use ron_kernel::task::TaskResult;
 use ron_log::tile::Tile;
 use ron_log::{B3, Checkpoint, Snapshot, Tree};
@@ -110,6 +111,8 @@ pub(crate) async fn checkpoint(shared: Arc<Shared>, retention: Sender<()>) -> Ta
                 shared.damaged(version, &what)
             }
             Err(MakeError::Held(hold)) => shared.holds.set(&Seer::Own, Some(hold)),
+            // The store was closed under it.
+            Err(_) if shared.service.shutdown().phase() > Phase::Running => return Ok(()),
             Err(error) => tracing::warn!(%error, "no checkpoint could be made; once more later"),
         }
     }
