@@ -284,7 +284,8 @@ impl Shared {
 
     /// Head's page, composed for the first who asks since it changed.
     pub(crate) fn head_page(&self) -> Guard<Arc<Page>> {
-        let (view, checkpoint, page) = (self.view.load(), self.checkpoint.load(), self.head_page.load());
+        // In this order: a checkpoint covers no more than the head that is shown with it.
+        let (checkpoint, view, page) = (self.checkpoint.load(), self.view.load(), self.head_page.load());
         if page.is_of(&view.head, checkpoint.as_ref()) {
             return page;
         }

@@ -274,7 +274,9 @@ impl Opened {
     fn needs_no_journal(&self, disk: &Disk) -> Result<(), StoreError> {
         self.show()?;
         if Reader::new(self.shown.load_full(), disk).in_journal()? {
-            return Err(journal::damaged("it is missing or cut, and has what was acknowledged last"));
+            return Err(journal::damaged(
+                "it is missing, cut or of another build, and has what was acknowledged last",
+            ));
         }
         Ok(())
     }
@@ -436,7 +438,7 @@ impl Opened {
     ) -> Result<(), StoreError> {
         // What the database does not take need not be made more.
         if self.behind.is_stuck()? {
-            self.catch_up()?;
+            self.take_in(&self.behind.taking_in()?)?;
         }
         let head = self.behind.queue()?.head();
         let head = head.map_or_else(|| Reader::new(self.shown.load_full(), disk).head(), Ok)?;

@@ -53,6 +53,11 @@ impl Disk {
             let used = format!("{} is in use by another process", path.display());
             return Err(Error::new(ErrorKind::ResourceBusy, used));
         }
+        // What a failed flush left in the system's cache may not be on the disk: what is read from now on is.
+        if fsync {
+            file.sync_data()?;
+            forget_pages(&file);
+        }
         let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let folder = folder.map_or_else(|| PathBuf::from("."), Path::to_owned);
         if fresh && fsync {
@@ -135,7 +140,7 @@ impl Disk {
     /// record was made then.
     pub(super) fn journaled(&self, written: std::io::Result<()>) -> Result<(), StoreError> {
         match self.note(written) {
-            Err(error) if self.is_full() => Err(StoreError::of_io(error)),
+            Err(error) if is_no_room(&error) => Err(StoreError::of_io(error)),
             written => self.flushed(written),
         }
     }
@@ -371,6 +376,12 @@ fn direct(path: &Path) -> Option<File> {
     file.read_exact_at(pages.of(PAGE as usize), 0).is_ok().then_some(file)
 }
 
+/// What is in the system's cache of a file and on the disk too is read from there the next time.
+fn forget_pages(file: &File) {
+    // It is advice: where it is not taken, nothing but time is lost.
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+}
+
 /// A file of fixed length whose blocks are all there.
 #[derive(Debug)]
 struct JournalFile {
@@ -387,7 +398,8 @@ impl StorageBackend for JournalFile {
     fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
         self.file.read_exact_at(out, offset)?;
         // What was read or written in large pieces is kept in large pieces, each of which a flush looks through as a whole.
-        rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed).map_err(Error::from)
+        forget_pages(&self.file);
+        Ok(())
     }
 
     fn set_len(&self, len: u64) -> std::io::Result<()> {
@@ -403,8 +415,14 @@ impl StorageBackend for JournalFile {
         let whole = offset.is_multiple_of(PAGE)
             && data.len().is_multiple_of(page)
             && data.as_ptr().addr().is_multiple_of(page);
-        let file = self.direct.as_ref().filter(|_| whole).unwrap_or(&self.file);
-        file.write_all_at(data, offset)
+        if let Some(direct) = self.direct.as_ref().filter(|_| whole) {
+            match direct.write_all_at(data, offset) {
+                // A file system that wants them larger still.
+                Err(error) if error.kind() == ErrorKind::InvalidInput => {}
+                written => return written,
+            }
+        }
+        self.file.write_all_at(data, offset)
     }
 }
 
@@ -505,6 +523,16 @@ mod tests {
             journal.read(0, &mut read).unwrap();
             assert!(read == expected);
         }
+    }
+
+    #[test]
+    fn only_want_of_room_is_taken_for_it() {
+        let disk = Disk::memory();
+        assert!(disk.journaled(Err(ErrorKind::StorageFull.into())).is_err() && disk.is_full());
+        assert!(!disk.flush_failed());
+        // Somebody else's want of room says nothing of this one.
+        assert!(disk.journaled(Err(Error::other("the disk is broken"))).is_err());
+        assert!(disk.flush_failed());
     }
 
     #[test]

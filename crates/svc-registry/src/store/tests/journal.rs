@@ -313,24 +313,29 @@ fn what_changes_one_proposal_again_and_again_is_taken_in_in_its_order() {
 
 #[test]
 fn after_a_panic_over_the_database_nothing_is_written_and_a_start_has_all() {
-    let media = Pair::new();
-    let store = media.open().unwrap();
-    let mut log = Grown::new(&store);
-    let mut writer = store.log_writer().unwrap();
-    writer.write(log.state.head(), log.next()).unwrap();
-    let (head, opened) = (log.state.head(), store.opened().unwrap());
-    std::thread::scope(|scope| {
-        let panic = || {
-            let _alone = opened.behind.taking_in().unwrap();
-            panic!("a page makes no sense");
-        };
-        assert!(scope.spawn(panic).join().is_err());
-    });
-    let damaged = |error: StoreError| error.is_damage();
-    assert!(writer.write(head, log.next()).is_err_and(damaged));
-    assert!(store.reader().is_err_and(damaged), "who would go on from there is told");
-    assert_eq!(store.good_reader().unwrap().head().unwrap().version, 0);
-    assert_eq!(media.after_power_cut(1).restored().state.head(), head);
+    for behind in [true, false] {
+        let media = Pair::new();
+        let store = media.open().unwrap();
+        let mut log = Grown::new(&store);
+        let mut writer = store.log_writer().unwrap();
+        writer.write(log.state.head(), log.next()).unwrap();
+        if !behind {
+            store.reader().unwrap();
+        }
+        let (head, opened) = (log.state.head(), store.opened().unwrap());
+        std::thread::scope(|scope| {
+            let panic = || {
+                let _alone = opened.behind.taking_in().unwrap();
+                panic!("a page makes no sense");
+            };
+            assert!(scope.spawn(panic).join().is_err());
+        });
+        let damaged = |error: StoreError| error.is_damage();
+        assert!(writer.write(head, log.next()).is_err_and(damaged));
+        assert_eq!(store.reader().is_err_and(damaged), behind, "who would go on from there is told");
+        assert_eq!(store.good_reader().unwrap().head().unwrap().version, u64::from(!behind));
+        assert_eq!(media.after_power_cut(1).restored().state.head(), head);
+    }
 }
 
 #[test]
