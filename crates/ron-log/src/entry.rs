@@ -58,6 +58,17 @@ impl Entry {
         Self::parse(record.canonical().into_bytes())
     }
 
+    /// Of a record whose every part was checked; none if it is too large.
+    pub(crate) fn of_checked(record: EntryRecord) -> Option<Self> {
+        let bytes = record.canonical().into_bytes();
+        if bytes.len() > RECORD_MAX {
+            return None;
+        }
+        debug_assert_eq!(EntryRecord::parse(&bytes).as_ref(), Ok(&record));
+        let hash = entry_hash(&bytes);
+        Some(Self { record, bytes, hash })
+    }
+
     pub fn record(&self) -> &EntryRecord {
         &self.record
     }

@@ -1,8 +1,10 @@
 //! The payload of a proposal: which items it changes, and under which state and policy it was written.
 
+use crate::approval::Approval;
 use crate::hash::{B3, hex, unhex};
 use crate::item::{Key, check_body};
 use crate::json::{Cursor, Fields, Json, JsonError, Misfit, write_text};
+use crate::signers::SIGNERS_MAX;
 use std::fmt::Write as _;
 
 pub const SCHEMA: &str = "ron.registry/1";
@@ -74,6 +76,30 @@ impl Proposal {
         Ok(Self { payload, bytes, b3 })
     }
 
+    /// Reads `{"payload":…,"approvals":[…]}` where the payload is canonical and so are the approvals, all by Ed25519 keys, as
+    /// nearly all are. Of anything else the general reader knows what it is.
+    pub fn quick_with_approvals(bytes: &[u8]) -> Option<(Self, Vec<Approval>)> {
+        let mut cursor = Cursor::new(bytes)?;
+        cursor.literal(r#"{"payload":"#)?;
+        let begin = cursor.at();
+        let payload = Payload::read(&mut cursor, 1)?;
+        let canonical = &bytes[begin..cursor.at()];
+        cursor.literal(r#","approvals":["#)?;
+        let mut approvals = Vec::with_capacity(4);
+        while !cursor.eat("]") {
+            if !approvals.is_empty() {
+                cursor.literal(",")?;
+            }
+            approvals.push(Approval::quick(&mut cursor)?);
+        }
+        cursor.literal("}")?;
+        cursor.end()?;
+        if canonical.len() > PAYLOAD_MAX || approvals.len() > SIGNERS_MAX {
+            return None;
+        }
+        Some((Self { payload, bytes: canonical.to_vec(), b3: B3::of(canonical) }, approvals))
+    }
+
     /// Checks a payload that was put together here as one that was read.
     pub fn new(payload: Payload) -> Result<Self, PayloadError> {
         Self::parse_canonical(payload.canonical().into_bytes())
@@ -108,6 +134,13 @@ impl Payload {
     /// Reads canonical bytes without making a tree of more than the bodies, which it need not write again.
     pub(crate) fn quick(bytes: &[u8]) -> Option<Self> {
         let mut cursor = Cursor::new(bytes)?;
+        let payload = Self::read(&mut cursor, 0)?;
+        cursor.end()?;
+        Some(payload)
+    }
+
+    /// The same where more may follow; `depth` is how many values it stands in.
+    fn read(cursor: &mut Cursor<'_>, depth: usize) -> Option<Self> {
         cursor.literal(r#"{"base_version":"#)?;
         let base_version = cursor.whole()?;
         cursor.literal(r#","expires_at":"#)?;
@@ -122,7 +155,7 @@ impl Payload {
         cursor.literal(r#","ops":["#)?;
         let mut ops = Vec::with_capacity(1);
         loop {
-            ops.push(Op::quick(&mut cursor)?);
+            ops.push(Op::quick(cursor, depth)?);
             if !cursor.eat(",") {
                 break;
             }
@@ -130,7 +163,6 @@ impl Payload {
         cursor.literal(r#"],"schema":"ron.registry/1","signers_version":"#)?;
         let signers_version = cursor.whole()?;
         cursor.literal("}")?;
-        cursor.end()?;
         check_ops(&ops).ok()?;
         Some(Self { base_version, signers_version, nonce, ops, note, expires_at })
     }
@@ -215,11 +247,11 @@ fn check_ops(ops: &[Op]) -> Result<(), Misfit> {
 
 impl Op {
     /// As [`Op::from_json`], from canonical bytes.
-    fn quick(cursor: &mut Cursor<'_>) -> Option<Self> {
+    fn quick(cursor: &mut Cursor<'_>, depth: usize) -> Option<Self> {
         cursor.literal("{")?;
         let body = if cursor.eat(r#""body":"#) {
             // It stands in the operation, the list and the payload.
-            let body = cursor.value(3)?;
+            let body = cursor.value(depth + 3)?;
             cursor.literal(",")?;
             Some(body)
         } else {

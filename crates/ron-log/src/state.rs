@@ -1,7 +1,7 @@
 //! What the log adds up to: the items in force, who may change them, and the one next entry that fits.
 
 use crate::approval::CheckedApproval;
-use crate::entry::{Entry, EntryError, EntryRecord};
+use crate::entry::{Entry, EntryRecord};
 use crate::hash::B3;
 use crate::item::Key;
 use crate::payload::{Op, Payload, PayloadError, Proposal};
@@ -172,13 +172,10 @@ impl State {
             approvals: kept.iter().map(|index| approvals[*index].approval().clone()).collect(),
             committed_at,
         };
-        match Entry::new(record(&judged.counted)) {
-            // More approve than a record can hold; the set's own rule says that its quorum fits.
-            Err(EntryError::TooLarge) => {
-                Ok(Entry::new(record(&judged.enough)).expect("a quorum fits a record"))
-            }
-            made => Ok(made.expect("a record made of checked parts reads back")),
-        }
+        // Where more approve than a record can hold: the set's own rule says that its quorum fits.
+        let made =
+            Entry::of_checked(record(&judged.counted)).or_else(|| Entry::of_checked(record(&judged.enough)));
+        Ok(made.expect("a quorum fits a record"))
     }
 
     /// Moves on to an entry that [`State::commit`] made or a verifier checked.

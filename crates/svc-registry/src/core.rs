@@ -165,10 +165,13 @@ impl Core {
 
     /// Checks every approval of a batch, on several threads if there are many. One list per job.
     fn check(&self, jobs: &[Job]) -> Vec<Vec<Checked>> {
+        // Who approves may mean what is proposed in the same batch.
         let mut new: HashMap<B3, &Arc<Proposal>> = HashMap::new();
-        for job in jobs {
-            if let Ask::Propose { proposal, .. } = &job.ask {
-                new.insert(proposal.b3(), proposal);
+        if jobs.iter().any(|job| matches!(job.ask, Ask::Approve { .. })) {
+            for job in jobs {
+                if let Ask::Propose { proposal, .. } = &job.ask {
+                    new.insert(proposal.b3(), proposal);
+                }
             }
         }
         let (signers, version) = (self.state.signers(), self.state.signers_version());
@@ -522,6 +525,8 @@ impl Core {
             return Err(error);
         }
         self.shared.pending.store(self.pending.len(), Ordering::Relaxed);
+        // Taken apart once everybody has an answer.
+        let mut before = None;
         if let Some(head) = committed.last() {
             self.shared.numbers.batch_size.observe(committed.len() as u64);
             let mut view = View::clone(&self.shared.view.load());
@@ -532,7 +537,7 @@ impl Core {
             view.signers = self.state.signers().clone();
             view.tree = self.tree.clone();
             self.shared.note_recent(&committed);
-            self.shared.publish(view);
+            before = Some(self.shared.publish(view));
         }
         for answer in answers {
             if answer.commits.is_some() && answer.reply.is_ok() {
@@ -549,6 +554,7 @@ impl Core {
             // Nobody listening is fine: it is a wake-up.
             let _ = self.shared.committed.send(info.head());
         }
+        drop(before);
         self.writer.settle(false);
         Ok(())
     }

@@ -170,7 +170,7 @@ impl Page {
     }
 
     /// The same members for another entry.
-    pub(crate) fn of(&self, entry: &HeadInfo) -> Bytes {
+    fn of(&self, entry: &HeadInfo) -> Bytes {
         if self.head == *entry { self.json.clone() } else { head_json(entry, &self.checkpoint_json).into() }
     }
 }
@@ -277,9 +277,9 @@ impl Shared {
         })
     }
 
-    /// Shows readers a new state.
-    pub(crate) fn publish(&self, view: View) {
-        self.view.store(Arc::new(view));
+    /// Shows readers a new state, and gives the former one.
+    pub(crate) fn publish(&self, view: View) -> Arc<View> {
+        self.view.swap(Arc::new(view))
     }
 
     /// Head's page, composed for the first who asks since it changed.
@@ -292,6 +292,16 @@ impl Shared {
         let page = Arc::new(Page::new(view.head, checkpoint.clone(), Some(&**page)));
         self.head_page.store(page.clone());
         Guard::from_inner(page)
+    }
+
+    /// Head's members for an entry that was just committed. Whose turn it is to compose the page is left to who asks for it.
+    pub(crate) fn committed_page(&self, entry: &HeadInfo) -> Bytes {
+        let (checkpoint, page) = (self.checkpoint.load(), self.head_page.load());
+        if is_same(page.checkpoint.as_ref(), checkpoint.as_ref()) {
+            page.of(entry)
+        } else {
+            self.head_page().of(entry)
+        }
     }
 
     /// Notes what was committed, for the streams.

@@ -14,6 +14,11 @@ impl<'a> Cursor<'a> {
         Some(Self(Reader::new(std::str::from_utf8(bytes).ok()?, true)))
     }
 
+    /// How many bytes were read.
+    pub(crate) fn at(&self) -> usize {
+        self.0.at
+    }
+
     fn rest(&self) -> &'a [u8] {
         &self.0.bytes[self.0.at..]
     }

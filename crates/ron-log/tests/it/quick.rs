@@ -3,8 +3,9 @@
 use crate::fixture::{approve, hybrid_sig, log_of};
 use proptest::prelude::*;
 use ron_log::fuzzing::{payload, record};
-use ron_log::json::NUMBER_MAX;
-use ron_log::{Approval, B3, EntryRecord, Key, Op, Payload};
+use ron_log::json::{Json, NUMBER_MAX};
+use ron_log::signers::SIGNERS_MAX;
+use ron_log::{Approval, B3, EntryRecord, Key, Op, Payload, Proposal};
 
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![0..10u64, 0..=NUMBER_MAX, Just(NUMBER_MAX), Just(NUMBER_MAX + 1)]
@@ -88,6 +89,36 @@ proptest! {
         let bytes = edited(made.canonical().into_bytes(), &edits);
         let (quick, general) = payload(&bytes);
         prop_assert_eq!(quick, general.ok(), "{}", String::from_utf8_lossy(&bytes));
+    }
+}
+
+/// A payload with approvals beside it, as the general reader reads it.
+fn general_with_approvals(bytes: &[u8]) -> Option<(Proposal, Vec<Approval>)> {
+    let json = Json::parse(bytes).ok().filter(|json| json.members().is_some_and(|all| all.len() == 2))?;
+    let list = json.member("approvals")?.list().filter(|list| list.len() <= SIGNERS_MAX)?;
+    let approvals = list.iter().map(Approval::from_json).collect::<Result<_, _>>().ok()?;
+    Some((Proposal::from_json(json.member("payload")?).ok()?, approvals))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn what_is_sent_with_approvals_reads_alike_by_both_readers(
+        made in payloads(),
+        seeds in prop_oneof![prop::collection::vec(1u8..9, 0..4), Just(vec![1; SIGNERS_MAX + 1])],
+        edits in edits(),
+    ) {
+        let payload = made.canonical();
+        let approvals: Vec<_> =
+            seeds.iter().map(|seed| approve(*seed, B3::of(payload.as_bytes())).canonical()).collect();
+        let sent = format!(r#"{{"payload":{payload},"approvals":[{}]}}"#, approvals.join(","));
+        let bytes = edited(sent.into_bytes(), &edits);
+        let (quick, general) = (Proposal::quick_with_approvals(&bytes), general_with_approvals(&bytes));
+        // Without an edit there is nothing that only the general reader knows.
+        if quick.is_some() || edits.is_empty() {
+            prop_assert_eq!(quick, general, "{}", String::from_utf8_lossy(&bytes));
+        }
     }
 }
 

@@ -19,6 +19,7 @@ use ron_kernel::sync::PushError;
 use ron_log::json::Json;
 use ron_log::{Approval, B3, Proposal};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -243,7 +244,7 @@ impl Api {
             let detail = format!("it is committed as version {}; the rest takes longer", info.version);
             return Err(located(Rejection::new(Reason::Timeout, detail), info.payload_b3));
         }
-        Ok(answer::json(201, self.shared.head_page().of(&info), asked.format, asked.corr))
+        Ok(answer::json(201, self.shared.committed_page(&info), asked.format, asked.corr))
     }
 
     /// A body that says nothing; if there is one all the same, it is of a type that is taken.
@@ -321,6 +322,9 @@ async fn heavy<T: Send + 'static>(
 
 /// A payload, or one with approvals beside it.
 fn parse_proposal(body: &[u8], is_cbor: bool) -> Result<(Proposal, Vec<Approval>), Rejection> {
+    if !is_cbor && let Some(read) = Proposal::quick_with_approvals(body) {
+        return Ok(read);
+    }
     let text = as_json(body, is_cbor)?;
     let json = Json::parse(&text).map_err(|bad| malformed(bad.to_string()))?;
     let bad = |error: ron_log::payload::PayloadError| malformed(error.to_string());
@@ -360,12 +364,12 @@ fn is_cbor(headers: &HeaderMap) -> Result<bool, Rejection> {
     }
 }
 
-fn as_json(body: &[u8], is_cbor: bool) -> Result<Vec<u8>, Rejection> {
+fn as_json(body: &[u8], is_cbor: bool) -> Result<Cow<'_, [u8]>, Rejection> {
     if !is_cbor {
-        return Ok(body.to_vec());
+        return Ok(body.into());
     }
     let value = crate::cbor::decode(body).map_err(|bad| malformed(bad.to_string()))?;
-    Ok(value.to_string().into_bytes())
+    Ok(value.to_string().into_bytes().into())
 }
 
 fn id(asked: &Asked<'_>) -> Result<B3, Rejection> {

@@ -8,10 +8,11 @@ use super::StoreError;
 use super::journal::Pages;
 use super::states::States;
 use redb::StorageBackend;
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs::File;
-use std::io::{Error, ErrorKind};
+use std::io::{Error, ErrorKind, IoSlice};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -80,7 +81,7 @@ impl Disk {
         let journal = match File::open(path.with_extension("journal")) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             journal => {
-                let journal = Overlay::new(Arc::new(JournalFile { file: journal?, direct: None }))?;
+                let journal = Overlay::new(Arc::new(JournalFile::new(journal?, None)))?;
                 let whole = journal.len()? == super::journal::SIZE;
                 whole.then(|| Arc::new(journal) as Arc<dyn StorageBackend>)
             }
@@ -350,7 +351,7 @@ fn whole_journal(path: &Path) -> std::io::Result<Option<Arc<dyn StorageBackend>>
         file => {
             let file = file?;
             let whole = file.metadata()?.len() == super::journal::SIZE;
-            Ok(whole.then(|| Arc::new(JournalFile { direct: direct(path), file }) as Arc<dyn StorageBackend>))
+            Ok(whole.then(|| Arc::new(JournalFile::new(file, direct(path))) as Arc<dyn StorageBackend>))
         }
     }
 }
@@ -364,7 +365,7 @@ fn made_journal(path: &Path, folder: &Path) -> std::io::Result<Option<Arc<dyn St
         made => made?,
     }
     File::open(folder)?.sync_all()?;
-    Ok(Some(Arc::new(JournalFile { direct: direct(path), file })))
+    Ok(Some(Arc::new(JournalFile::new(file, direct(path)))))
 }
 
 /// A file for writing past the system's cache, which takes less time where nobody will read it: none where that cannot be
@@ -388,6 +389,32 @@ struct JournalFile {
     file: File,
     /// The same, for whole pages.
     direct: Option<File>,
+    /// Something is in the system's cache that was not flushed.
+    cached: AtomicBool,
+}
+
+impl JournalFile {
+    fn new(file: File, direct: Option<File>) -> JournalFile {
+        JournalFile { file, direct, cached: AtomicBool::new(false) }
+    }
+
+    /// Writes whole pages past the system's cache and has them flushed in the same call, if the system can.
+    fn write_flushed(&self, mut data: &[u8], mut offset: u64) -> std::io::Result<bool> {
+        let Some(direct) = &self.direct else { return Ok(false) };
+        while !data.is_empty() {
+            let flags = rustix::io::ReadWriteFlags::DSYNC;
+            match rustix::io::pwritev2(direct, &[IoSlice::new(data)], offset, flags) {
+                // A file system that wants them larger still, or a system that does not know how.
+                Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(false),
+                Err(Errno::INTR) => {}
+                // Of the write or of the flush: what is on the disk is not known, even for want of room.
+                Err(error) => return Err(Error::other(error)),
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(written) => (data, offset) = (&data[written..], offset + written as u64),
+            }
+        }
+        Ok(true)
+    }
 }
 
 impl StorageBackend for JournalFile {
@@ -407,7 +434,7 @@ impl StorageBackend for JournalFile {
     }
 
     fn sync_data(&self) -> std::io::Result<()> {
-        self.file.sync_data()
+        if self.cached.swap(false, Ordering::AcqRel) { self.file.sync_data() } else { Ok(()) }
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
@@ -415,13 +442,10 @@ impl StorageBackend for JournalFile {
         let whole = offset.is_multiple_of(PAGE)
             && data.len().is_multiple_of(page)
             && data.as_ptr().addr().is_multiple_of(page);
-        if let Some(direct) = self.direct.as_ref().filter(|_| whole) {
-            match direct.write_all_at(data, offset) {
-                // A file system that wants them larger still.
-                Err(error) if error.kind() == ErrorKind::InvalidInput => {}
-                written => return written,
-            }
+        if whole && self.write_flushed(data, offset)? {
+            return Ok(());
         }
+        self.cached.store(true, Ordering::Release);
         self.file.write_all_at(data, offset)
     }
 }
