@@ -71,6 +71,13 @@ pub(crate) fn payload(data: &[u8]) {
         }
         let (quick, general) = ron_log::fuzzing::payload(data);
         assert_eq!(quick, general.ok(), "the quick reader and the general one agree");
+        let approval = text(&VECTORS["approvals"]["ed25519"]);
+        let sent = [br#"{"payload":"#, data, br#","approvals":["#, approval.as_bytes(), b"]}"].concat();
+        let (quick, general) = ron_log::fuzzing::with_approvals(&sent);
+        assert!(
+            quick.is_none() || quick == general,
+            "what the quick reader takes, the general one reads alike"
+        );
         let _ = TrustRoots::parse(data);
     });
 }

@@ -58,7 +58,7 @@ impl Entry {
         Self::parse(record.canonical().into_bytes())
     }
 
-    /// Of a record whose every part was checked; none if it is too large.
+    /// Of a record whose every part was read or made by what checks it, numbers too; none if it is too large.
     pub(crate) fn of_checked(record: EntryRecord) -> Option<Self> {
         let bytes = record.canonical().into_bytes();
         if bytes.len() > RECORD_MAX {

@@ -294,7 +294,8 @@ impl Shared {
         Guard::from_inner(page)
     }
 
-    /// Head's members for an entry that was just committed. Whose turn it is to compose the page is left to who asks for it.
+    /// Head's members for an entry that was just committed. Unless the checkpoint is new, head's page is left to be composed
+    /// for who asks for it.
     pub(crate) fn committed_page(&self, entry: &HeadInfo) -> Bytes {
         let (checkpoint, page) = (self.checkpoint.load(), self.head_page.load());
         if is_same(page.checkpoint.as_ref(), checkpoint.as_ref()) {

@@ -15,6 +15,7 @@ mod tests;
 mod write;
 
 pub use disk::Disk;
+use read::Shown;
 pub(crate) use read::changes_signers;
 pub use read::{Gone, Kept, Reader};
 pub use restore::{Replay, RestoreError, Restored, good_snapshot};
@@ -27,15 +28,12 @@ use crate::hand::Hand;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use behind::{Batch, Behind, TakingIn, panicked};
 use journal::Journal;
-use redb::{
-    Database, Durability, ReadOnlyTable, ReadTransaction, ReadableDatabase as _, TableDefinition,
-    WriteTransaction,
-};
+use redb::{Database, Durability, TableDefinition, WriteTransaction};
 use ron_log::{Head, TrustRoots};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Bytes of pages kept in memory.
@@ -229,38 +227,6 @@ struct Opened {
     held: bool,
 }
 
-/// The database at one moment.
-#[derive(Debug)]
-struct Shown {
-    transaction: Arc<ReadTransaction>,
-    /// Of a table that is asked with every proposal.
-    committed: OnceLock<ReadOnlyTable<&'static [u8], u64>>,
-}
-
-impl Shown {
-    fn of(database: &Database) -> Result<Shown, StoreError> {
-        let transaction = Arc::new(database.begin_read().map_err(StoreError::of)?);
-        Ok(Shown { transaction, committed: OnceLock::new() })
-    }
-
-    fn reader(&self, disk: &Disk) -> Reader {
-        Reader::new(self.transaction.clone(), disk)
-    }
-
-    /// The version a payload was committed as.
-    fn committed(&self, payload: ron_log::B3) -> Result<Option<u64>, StoreError> {
-        let table = match self.committed.get() {
-            Some(table) => table,
-            None => {
-                let opened = self.transaction.open_table(COMMITTED).map_err(StoreError::of)?;
-                self.committed.get_or_init(|| opened)
-            }
-        };
-        let found = table.get(payload.0.as_slice()).map_err(StoreError::of)?;
-        Ok(found.map(|found| found.value()))
-    }
-}
-
 impl Opened {
     fn new(disk: &Disk) -> Result<Opened, StoreError> {
         let (handle, ended) = disk.handle();
@@ -308,7 +274,7 @@ impl Opened {
     /// Refuses to go on without a journal that may have something.
     fn needs_no_journal(&self, disk: &Disk) -> Result<(), StoreError> {
         self.show()?;
-        if self.shown.load().reader(disk).in_journal()? {
+        if Reader::new(self.shown.load_full(), disk).in_journal()? {
             return Err(journal::damaged(
                 "it is missing, cut or of another build, and has what was acknowledged last",
             ));
@@ -319,7 +285,7 @@ impl Opened {
     /// Does what the journal has and the database has not.
     fn recover(self, disk: &Disk, roots: ron_log::B3) -> Result<Opened, StoreError> {
         self.show()?;
-        let reader = self.shown.load().reader(disk);
+        let reader = Reader::new(self.shown.load_full(), disk);
         let Some(medium) = disk.journal() else { return Ok(self) };
         let last = reader.journaled()?;
         let mut done = 0;
@@ -476,7 +442,7 @@ impl Opened {
             self.take_in(&self.behind.taking_in()?)?;
         }
         let head = self.behind.queue()?.head();
-        let head = head.map_or_else(|| self.shown.load().reader(disk).head(), Ok)?;
+        let head = head.map_or_else(|| Reader::new(self.shown.load_full(), disk).head(), Ok)?;
         if head != batch.expected {
             return Err(StoreError::HeadMoved);
         }
@@ -572,7 +538,7 @@ impl Store {
 
     /// What is in the database, which may be a little behind: for who has time.
     pub fn settled(&self) -> Result<Reader, StoreError> {
-        Ok(self.opened()?.shown.load().reader(&self.inner.disk))
+        Ok(Reader::new(self.opened()?.shown.load_full(), &self.inner.disk))
     }
 
     /// The same, and the version it goes up to if all up to this one is durable.

@@ -398,16 +398,16 @@ impl JournalFile {
         JournalFile { file, direct, cached: AtomicBool::new(false) }
     }
 
-    /// Writes whole pages past the system's cache and has them flushed in the same call, if the system can.
+    /// Writes whole pages past the system's cache and has them flushed in the same call, if the system can. Whatever goes
+    /// wrong may be the flush: what is on the disk is not known then, even for want of room.
     fn write_flushed(&self, mut data: &[u8], mut offset: u64) -> std::io::Result<bool> {
         let Some(direct) = &self.direct else { return Ok(false) };
         while !data.is_empty() {
             let flags = rustix::io::ReadWriteFlags::DSYNC;
             match rustix::io::pwritev2(direct, &[IoSlice::new(data)], offset, flags) {
-                // A file system that wants them larger still, or a system that does not know how.
-                Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(false),
+                // A file system that wants them larger still, or a system or sandbox that does not know how.
+                Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => return Ok(false),
                 Err(Errno::INTR) => {}
-                // Of the write or of the flush: what is on the disk is not known, even for want of room.
                 Err(error) => return Err(Error::other(error)),
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(written) => (data, offset) = (&data[written..], offset + written as u64),
@@ -446,7 +446,9 @@ impl StorageBackend for JournalFile {
             return Ok(());
         }
         self.cached.store(true, Ordering::Release);
-        self.file.write_all_at(data, offset)
+        let written = self.file.write_all_at(data, offset);
+        // The record may be there from what was tried before.
+        if whole && self.direct.is_some() { written.map_err(Error::other) } else { written }
     }
 }
 

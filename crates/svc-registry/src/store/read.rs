@@ -5,16 +5,52 @@ use super::{
     APPROVALS, CHECKPOINTS, COMMITTED, Disk, ENTRIES, GONE, HEAD, IN_JOURNAL, JOURNALED, KEPT_BYTES,
     MANIFESTS, META, MIN_VERSION, PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, StoreError, TILES, head_of,
 };
-use redb::{ReadTransaction, ReadableTable as _, TableDefinition};
+use redb::{
+    Database, ReadOnlyTable, ReadTransaction, ReadableDatabase as _, ReadableTable as _, TableDefinition,
+};
 use ron_log::tile::Tile;
 use ron_log::{Approval, B3, Head, Key, Proposal, TrustRoots};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A view that does not change.
 #[derive(Debug)]
 pub struct Reader {
-    transaction: Arc<ReadTransaction>,
+    shown: Arc<Shown>,
     states: Arc<States>,
+}
+
+/// The database at one moment.
+pub(super) struct Shown {
+    transaction: ReadTransaction,
+    /// Of a table that is asked with every proposal.
+    committed: OnceLock<ReadOnlyTable<&'static [u8], u64>>,
+}
+
+impl std::fmt::Debug for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // A table would read its pages for this.
+        f.write_str("Shown")
+    }
+}
+
+impl Shown {
+    pub(super) fn of(database: &Database) -> Result<Shown, StoreError> {
+        let transaction = database.begin_read().map_err(StoreError::of)?;
+        Ok(Shown { transaction, committed: OnceLock::new() })
+    }
+
+    /// The version a payload was committed as.
+    pub(super) fn committed(&self, payload: B3) -> Result<Option<u64>, StoreError> {
+        let table = match self.committed.get() {
+            Some(table) => table,
+            None => {
+                let opened = self.transaction.open_table(COMMITTED).map_err(StoreError::of)?;
+                self.committed.get_or_init(|| opened)
+            }
+        };
+        let found = table.get(payload.0.as_slice()).map_err(StoreError::of)?;
+        Ok(found.map(|found| found.value()))
+    }
 }
 
 /// A pending proposal as it is kept.
@@ -41,15 +77,15 @@ type KeptState = (u64, Vec<u8>, Vec<u8>);
 type Pairs = Vec<(u64, Vec<u8>, Vec<u8>)>;
 
 impl Reader {
-    pub(super) fn new(transaction: Arc<ReadTransaction>, disk: &Disk) -> Reader {
-        Reader { transaction, states: disk.states.clone() }
+    pub(super) fn new(shown: Arc<Shown>, disk: &Disk) -> Reader {
+        Reader { shown, states: disk.states.clone() }
     }
 
     fn table<K: redb::Key + 'static, V: redb::Value + 'static>(
         &self,
         table: TableDefinition<K, V>,
-    ) -> Result<redb::ReadOnlyTable<K, V>, StoreError> {
-        self.transaction.open_table(table).map_err(StoreError::of)
+    ) -> Result<ReadOnlyTable<K, V>, StoreError> {
+        self.shown.transaction.open_table(table).map_err(StoreError::of)
     }
 
     fn numbered(
@@ -173,8 +209,7 @@ impl Reader {
 
     /// The version a payload was committed as.
     pub fn committed(&self, payload: B3) -> Result<Option<u64>, StoreError> {
-        let found = self.table(COMMITTED)?.get(payload.0.as_slice()).map_err(StoreError::of)?;
-        Ok(found.map(|found| found.value()))
+        self.shown.committed(payload)
     }
 
     pub fn gone(&self, payload: B3) -> Result<Option<(Gone, u64)>, StoreError> {
