@@ -6,7 +6,7 @@ use crate::item::Key;
 use crate::json::{Fields, Json, JsonError, Misfit, write_text};
 use crate::note::{Note, NoteError, NoteKey};
 use crate::signers::SignerSet;
-use crate::state::{Head, Held, State};
+use crate::state::{Head, Held, Items, State};
 use crate::tile::decimal;
 use crate::tree::Hash;
 use base64::Engine as _;
@@ -45,7 +45,7 @@ impl State {
     /// The same piece by piece, so that a large state need not be in memory twice.
     pub fn canonical_pieces<E>(&self, mut give: impl FnMut(&str) -> Result<(), E>) -> Result<(), E> {
         let mut out = format!(r#"{{"hash":"{}","items":["#, self.head.hash);
-        for (index, (key, held)) in self.items.iter().enumerate() {
+        for (index, (key, held)) in self.items.sorted().into_iter().enumerate() {
             out.push_str(if index > 0 { ",{" } else { "{" });
             if let Some(body) = &held.body {
                 let _ = write!(out, r#""body":{body},"#);
@@ -77,19 +77,20 @@ impl State {
             B3::parse(fields.text("hash")?).ok_or(Misfit { member: "hash", wants: "must be a hash" })?;
         let head = Head { version: fields.whole("version")?, hash };
         let signers_version = fields.whole("signers_version")?;
-        let mut items = std::collections::BTreeMap::new();
+        let (mut items, mut last) = (Items::default(), None::<Key>);
         for item in fields.list("items")? {
             let mut item = Fields::of(item, "item")?;
             let key = Key::new(item.text("kind")?, item.text("id")?)?;
             let version = item.whole("version")?;
             let body = item.optional("body").map(|body| Arc::from(body.canonical()));
             item.end("item")?;
-            if version > head.version || items.last_key_value().is_some_and(|(last, _)| *last >= key) {
+            if version > head.version || last.is_some_and(|last| last >= key) {
                 return Err(
                     Misfit { member: "items", wants: "must be in order, none newer than the state" }.into()
                 );
             }
-            items.insert(key, Held { version, body });
+            last = Some(key.clone());
+            items.put(key, Held { version, body });
         }
         fields.end("state")?;
         let set = items.get(&Key::signers()).filter(|held| held.version == signers_version);

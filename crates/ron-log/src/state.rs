@@ -1,5 +1,7 @@
 //! What the log adds up to: the items in force, who may change them, and the one next entry that fits.
 
+mod items;
+
 use crate::approval::CheckedApproval;
 use crate::entry::{Entry, EntryRecord};
 use crate::hash::B3;
@@ -8,7 +10,7 @@ use crate::payload::{Op, Payload, PayloadError, Proposal};
 use crate::quorum::{DuplicateApproval, Judgement};
 use crate::roots::TrustRoots;
 use crate::signers::{SignerSet, SignersError};
-use std::collections::BTreeMap;
+pub(crate) use items::Items;
 use std::sync::Arc;
 
 /// The last entry.
@@ -18,13 +20,13 @@ pub struct Head {
     pub hash: B3,
 }
 
-/// The items after an entry.
+/// The items after an entry. Cloning is cheap, and what is changed afterwards is not changed in the clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
     pub(crate) head: Head,
     pub(crate) signers: Arc<SignerSet>,
     pub(crate) signers_version: u64,
-    pub(crate) items: BTreeMap<Key, Held>,
+    pub(crate) items: Items,
 }
 
 /// An item, or the memory of a deleted one: the conflict rule must know when it went.
@@ -79,7 +81,7 @@ impl State {
             head: Head { version: 0, hash: B3::ZERO },
             signers: Arc::new(roots.signers.clone()),
             signers_version: 0,
-            items: BTreeMap::new(),
+            items: Items::default(),
         };
         state.put(0, proposal.payload());
         state.head.hash = entry.hash();
@@ -106,14 +108,32 @@ impl State {
         Some((held.version, held.body.as_ref()?))
     }
 
-    /// Every item in force, by kind and id.
+    /// Every item in force, in no order.
     pub fn items(&self) -> impl Iterator<Item = (&Key, u64, &Arc<str>)> {
         self.items.iter().filter_map(|(key, held)| Some((key, held.version, held.body.as_ref()?)))
+    }
+
+    /// The same of one kind or of all, by kind and id.
+    pub fn sorted(&self, kind: Option<&str>) -> Vec<(&Key, u64, &Arc<str>)> {
+        let mut items: Vec<_> =
+            self.items().filter(|(key, ..)| kind.is_none_or(|kind| key.kind == kind)).collect();
+        items.sort_unstable_by_key(|(key, ..)| *key);
+        items
     }
 
     /// The version that last changed an item, deleted ones included.
     pub fn last_changed(&self, key: &Key) -> Option<u64> {
         Some(self.items.get(key)?.version)
+    }
+
+    /// Whether an earlier entry's payload left in it what it must have, unless a later one changed that again.
+    pub fn has(&self, version: u64, payload: &Payload) -> bool {
+        let has = |op: &Op| match self.items.get(&op.key) {
+            Some(held) if held.version == version => held.body.as_deref() == op.body.as_deref(),
+            Some(held) => held.version > version,
+            None => false,
+        };
+        payload.ops.iter().all(has)
     }
 
     /// The signer set a payload proposes, if it changes that.
@@ -197,7 +217,7 @@ impl State {
         self.put_signers(head.version, &payload);
         let put = |Op { key, body }: Op| {
             let held = Held { version: head.version, body: body.map(Arc::from) };
-            self.items.insert(key, held).map(|before| before.version)
+            self.items.put(key, held).map(|before| before.version)
         };
         payload.ops.into_iter().map(put).max().flatten()
     }
@@ -213,7 +233,7 @@ impl State {
         self.put_signers(version, payload);
         let change = |op: &Op| {
             let held = Held { version, body: op.body.as_deref().map(Arc::from) };
-            let before = self.items.insert(op.key.clone(), held);
+            let before = self.items.put(op.key.clone(), held);
             (op.key.clone(), before.and_then(|held| held.body))
         };
         payload.ops.iter().map(change).collect()

@@ -3,13 +3,15 @@
 use crate::guard::{Hold, Seer};
 use crate::hand::Hand;
 use crate::shared::{Shared, Signed, now_millis};
-use crate::store::{Keeping, Replay, RestoreError, StoreError, Whole};
+use crate::store::{Keeping, Reader, RestoreError, StoreError, Whole};
 use crate::witness::keys;
 use ron_kernel::channel::Sender;
 use ron_kernel::shutdown::Phase;
 use ron_kernel::task::TaskResult;
+use ron_log::entry::entry_hash;
 use ron_log::tile::Tile;
-use ron_log::{B3, Checkpoint, Snapshot, Tree};
+use ron_log::tree::leaf_hash;
+use ron_log::{B3, Checkpoint, Entry, Head, Note, Proposal, Snapshot, State, Tree};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -20,23 +22,106 @@ const GAP: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_secs(1);
 const GAP_WANTED: Duration = Duration::from_millis(100);
 
-/// A state of up to so many bytes is kept with each checkpoint, a larger one once at least half as much was committed
-/// since the last: what keeping it costs stays in proportion to what is committed, and so does the tail that a restart
-/// reads.
+/// A state of up to so many bytes is kept with each checkpoint, a larger one once as much as it has was committed since
+/// the last: what keeping it costs stays in proportion to what is committed, and so does the tail that a restart reads.
 const STATE_SMALL: u64 = 256 << 10;
+/// Entries read back at a time.
+const PIECE: usize = 256;
+const PIECE_BYTES: usize = 4 << 20;
 
-/// Goes along with the log.
+/// Goes along with the log as it is stored.
 #[derive(Debug)]
 pub(crate) struct Follower {
-    replay: Replay,
+    head: Head,
+    tree: Tree,
+    /// Bytes that were read back.
+    read: u64,
     /// Bytes of the state kept last, and of what had been read by then; none yet in this process.
     kept: Option<(u64, u64)>,
 }
 
 impl Follower {
-    fn keeps_state(&self) -> bool {
-        self.kept.is_none_or(|(state, read)| state <= STATE_SMALL || self.replay.read - read >= state / 2)
+    /// Begins after the newest checkpoint, for which all before it was read back.
+    fn begin(reader: &Reader, shared: &Shared) -> Result<Follower, RestoreError> {
+        let signed = reader.newest_checkpoint(|note| {
+            Note::parse(note).ok().and_then(|note| Checkpoint::verify(&note, &shared.log_key).ok())
+        })?;
+        let (hash, tree) = match signed {
+            Some(Checkpoint { size, root, .. }) => {
+                let version = size.saturating_sub(1);
+                let tree = Tree::from_tiles(size, |tile: Tile| reader.sure_tile(tile));
+                let tree = tree.map_err(|bad| damaged(version, bad))?;
+                if tree.root() != root {
+                    return Err(damaged(version, "the tiles are not those of the checkpoint"));
+                }
+                let record =
+                    reader.entry(version)?.ok_or_else(|| damaged(version, "the entry is missing"))?;
+                (entry_hash(&record), tree)
+            }
+            None => {
+                let (genesis, _) = shared.roots.genesis();
+                let mut tree = Tree::default();
+                tree.append(leaf_hash(genesis.bytes()), |_, _, _| {});
+                (genesis.hash(), tree)
+            }
+        };
+        let head = Head { version: tree.size() - 1, hash };
+        Ok(Follower { head, tree, read: 0, kept: None })
     }
+
+    /// Reads back what was stored up to a state's entry, hashes it again and compares it with what the state has of it.
+    fn run(&mut self, reader: &Reader, state: &State) -> Result<(), RestoreError> {
+        while self.head.version < state.head().version {
+            let next = self.head.version + 1;
+            let left = usize::try_from(state.head().version - self.head.version).unwrap_or(PIECE);
+            let pairs = reader.pairs(next, left.min(PIECE), PIECE_BYTES)?;
+            if pairs.is_empty() {
+                return Err(damaged(next, "the entry or its payload is missing"));
+            }
+            for (version, record, payload) in pairs {
+                self.step(version, record, payload, state)?;
+            }
+        }
+        if self.head == state.head() {
+            Ok(())
+        } else {
+            Err(damaged(state.head().version, "what was stored is not what was committed"))
+        }
+    }
+
+    fn step(
+        &mut self,
+        version: u64,
+        record: Vec<u8>,
+        payload: Vec<u8>,
+        state: &State,
+    ) -> Result<(), RestoreError> {
+        self.read += (record.len() + payload.len()) as u64;
+        let entry = Entry::parse(record).map_err(|bad| damaged(version, format!("the record: {bad}")))?;
+        let proposal = Proposal::parse_canonical(payload);
+        let proposal = proposal.map_err(|bad| damaged(version, format!("the payload: {bad}")))?;
+        let record = entry.record();
+        if proposal.b3() != record.payload_b3 {
+            return Err(damaged(version, "the payload is not the one the record names"));
+        }
+        if (record.version, record.prev) != (self.head.version + 1, self.head.hash) {
+            return Err(damaged(self.head.version + 1, "it does not follow the entry before"));
+        }
+        if !state.has(version, proposal.payload()) {
+            return Err(damaged(version, "what readers see is not what was stored"));
+        }
+        self.tree.append(leaf_hash(entry.bytes()), |_, _, _| {});
+        self.head = Head { version, hash: entry.hash() };
+        Ok(())
+    }
+
+    fn keeps_state(&self) -> bool {
+        self.kept.is_none_or(|(state, read)| state <= STATE_SMALL || self.read - read >= state)
+    }
+}
+
+fn damaged(version: u64, what: impl ToString) -> RestoreError {
+    RestoreError::Damaged { version, what: what.to_string() }
 }
 
 /// Why there is no checkpoint.
@@ -125,27 +210,18 @@ async fn at(due: Option<Instant>) {
     }
 }
 
-/// Follows the log to HEAD on its own, compares, signs and stores.
+/// Follows the log to HEAD as it is stored, compares, signs and stores.
 pub(crate) fn make(shared: &Shared, follower: Option<Follower>) -> Result<(Signed, Follower), MakeError> {
-    let head = shared.head().head();
+    // First, for what is read after it has all of it.
+    let view = shared.view.load_full();
+    let head = view.state.head();
     let reader = shared.store.reader().map_err(RestoreError::from)?;
-    let mut follower = match follower {
-        Some(follower) => follower,
-        None => {
-            let replay = Replay::before(&reader, head.version + 1, &shared.roots, &shared.log_key)?;
-            Follower { replay, kept: None }
-        }
-    };
-    let replay = &mut follower.replay;
-    replay.run(&reader, head.version)?;
-    let damaged = |what: &str| RestoreError::Damaged { version: head.version, what: what.to_owned() };
-    if replay.head() != head {
-        return Err(damaged("what was stored is not what was committed").into());
-    }
-    let (size, root) = (replay.tree.size(), replay.tree.root());
+    let mut follower = follower.map_or_else(|| Follower::begin(&reader, shared), Ok)?;
+    follower.run(&reader, &view.state)?;
+    let (size, root) = (follower.tree.size(), follower.tree.root());
     let stored = Tree::from_tiles(size, |tile: Tile| reader.sure_tile(tile));
-    if stored.map_err(|bad| damaged(&bad.to_string()))?.root() != root {
-        return Err(damaged("the tiles are not those of the entries").into());
+    if stored.map_err(|bad| damaged(head.version, bad))?.root() != root {
+        return Err(damaged(head.version, "the tiles are not those of the entries").into());
     }
     if let Some(hold) = shared.highest.judge(&reader, size)? {
         return Err(MakeError::Held(hold));
@@ -167,13 +243,13 @@ pub(crate) fn make(shared: &Shared, follower: Option<Follower>) -> Result<(Signe
         let snapshot = Snapshot { log: log.clone(), version: head.version, hash: head.hash, state_b3 };
         snapshot.sign(&shared.signing).to_string()
     };
-    let state = Whole::State(&follower.replay.state);
+    let state = Whole::State(&view.state);
     let keeping = follower.keeps_state().then_some(Keeping { state, sign: &sign });
     let keep = |version: u64| Some(version) == before;
     let written = shared.store.note_writer().checkpoint(size, &signed.note.to_string(), keeping, keep);
     let state = written.map_err(|error: StoreError| RestoreError::Store(error))?;
     if keeping.is_some() {
-        follower.kept = Some((state, follower.replay.read));
+        follower.kept = Some((state, follower.read));
     }
     Ok((signed, follower))
 }
@@ -185,7 +261,7 @@ mod tests {
     use crate::fixture::{Fixture, change, key, log_key, roots};
     use crate::store::{Disk, Faulty, Store};
     use ron_log::checkpoint::cosign;
-    use ron_log::{Key, Note, NoteKey, Op, State};
+    use ron_log::{Key, NoteKey, Op};
 
     #[test]
     fn a_checkpoint_is_of_what_was_read_back_and_carries_the_state() {
@@ -207,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_state_is_kept_once_there_is_half_as_much_news() {
+    fn a_large_state_is_kept_once_there_is_as_much_news() {
         let mut registry = Fixture::new(RegistrySettings::default());
         let large = |registry: &mut Fixture, count: u64| {
             for _ in 0..count {
@@ -231,9 +307,9 @@ mod tests {
         assert_eq!(checkpoint, 41, "signed all the same");
         let restored = registry.shared.store.restore(&roots(), &log_key()).unwrap();
         assert_eq!(restored.state.head().version, 40, "the state and the tail");
-        large(&mut registry, 10);
+        large(&mut registry, 20);
         make(&registry.shared, Some(follower)).unwrap();
-        assert_eq!(kept(&registry), Some(50));
+        assert_eq!(kept(&registry), Some(60));
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl Ahead {
                 while let Some(given) = next() {
                     let view = shared.view.load_full();
                     let given: Vec<_> = given.iter().collect();
-                    Given::check_all(&given, &shared, view.head.signers_version, &view.signers);
+                    Given::check_all(&given, &shared, view.head.signers_version, view.state.signers());
                 }
             };
             std::thread::Builder::new().name("checker".to_owned()).spawn(work)?;

@@ -8,13 +8,13 @@ use crate::job::{Ask, Done, Job, Refusal, Reply};
 use crate::pending::{Pending, Waiting, proposed};
 use crate::shared::{Shared, Trouble, now_millis};
 use crate::store::{Changes, Gone, LogWriter, RestoreError, Restored, StoreError};
-use crate::view::{HeadInfo, Items, View};
+use crate::view::{HeadInfo, View};
 use ron_kernel::reason::Reason;
 use ron_log::state::{Before, supersede};
 use ron_log::tree::leaf_hash;
 use ron_log::{
-    Approval, B3, CheckedApproval, CommitError, ConflictRule, Entry, Judgement, Key, Payload, Proposal,
-    SignerSet, State, Tally, Tree, Unchecked, reachable,
+    Approval, B3, CheckedApproval, CommitError, ConflictRule, Entry, Judgement, Payload, Proposal, SignerSet,
+    State, Tally, Tree, Unchecked, reachable,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(crate) struct Core {
     state: State,
     tree: Tree,
     /// The last entry, and what its items were before.
-    last: (Entry, Before),
+    last: (HeadInfo, Before),
     pending: Pending,
 }
 
@@ -44,7 +44,6 @@ pub(crate) struct Core {
 struct Batch {
     changes: Changes,
     answers: Vec<Answer>,
-    touched: Vec<Key>,
     committed: Vec<HeadInfo>,
 }
 
@@ -83,17 +82,18 @@ impl Core {
         }
         pending.restore_gone(reader.all_gone()?);
         shared.pending.store(pending.len(), Ordering::Relaxed);
+        let last = (head_after(&state, &last.0), last.1);
         let core = Core { shared: shared.clone(), writer, state, tree, last, pending };
         // What a failed flush left in the file may be gone after a power cut: nobody is shown it.
-        let durable = !matches!(shared.store.writable(), Err(StoreError::FlushFailed | StoreError::Stopped));
-        if durable && shared.head().version != core.state.head().version {
+        if !matches!(shared.store.writable(), Err(StoreError::FlushFailed | StoreError::Stopped)) {
+            // Also if readers have the same from a start: one state is enough.
             shared.publish(core.view());
         }
         Ok(Some(core))
     }
 
     fn view(&self) -> View {
-        view_of(&self.state, &self.tree, &self.last.0)
+        View { head: self.last.0, state: self.state.clone(), tree: self.tree.clone() }
     }
 
     /// Does a batch and answers everybody. An error means that the state must be read anew.
@@ -421,22 +421,21 @@ impl Core {
         let proposal = &waiting.proposal;
         self.clock(now)?;
         // Times in the log never go back, whatever the clock does.
-        let committed_at = now.max(self.last.0.record().committed_at);
+        let committed_at = now.max(self.last.0.committed_at);
         let entry = self.state.commit(proposal, &waiting.approvals, committed_at, rule);
         let entry = entry.map_err(|error| self.not_now(error, waiting, rule))?;
         let before = self.state.apply(&entry, proposal.payload()).expect("the state made the entry");
         batch.changes.grow(&mut self.tree, leaf_hash(entry.bytes()));
         let info = info(&entry, proposal.payload());
-        batch.touched.extend(proposal.payload().ops.iter().map(|op| op.key.clone()));
         batch.committed.push(info);
-        batch.changes.entries.push((entry.clone(), proposal.clone()));
-        self.last = (entry, before);
+        batch.changes.entries.push((entry, proposal.clone()));
+        self.last = (info, before);
         Ok(info)
     }
 
     /// Refuses while the clock is far behind the log: by the log's time, which would count, nothing can be judged.
     fn clock(&self, now: u64) -> Result<(), Refusal> {
-        let last = self.last.0.record().committed_at;
+        let last = self.last.0.committed_at;
         let behind = last.saturating_sub(now) > CLOCK_BEHIND_MAX;
         self.shared.troubles.set(Trouble::Clock, behind);
         if behind {
@@ -506,7 +505,7 @@ impl Core {
 
     /// Writes, shows, answers; in this order.
     fn finish(&mut self, batch: Batch) -> Result<(), StoreError> {
-        let Batch { changes, answers, touched, committed } = batch;
+        let Batch { changes, answers, committed } = batch;
         let written = if changes.is_empty() {
             Ok(())
         } else {
@@ -527,17 +526,10 @@ impl Core {
         self.shared.pending.store(self.pending.len(), Ordering::Relaxed);
         // Taken apart once everybody has an answer.
         let mut before = None;
-        if let Some(head) = committed.last() {
+        if !committed.is_empty() {
             self.shared.numbers.batch_size.observe(committed.len() as u64);
-            let mut view = View::clone(&self.shared.view.load());
-            for key in &touched {
-                view.items.set(key, self.state.item(key).map(|(version, body)| (version, body.clone())));
-            }
-            view.head = *head;
-            view.signers = self.state.signers().clone();
-            view.tree = self.tree.clone();
             self.shared.note_recent(&committed);
-            before = Some(self.shared.publish(view));
+            before = Some(self.shared.publish(self.view()));
         }
         for answer in answers {
             if answer.commits.is_some() && answer.reply.is_ok() {
@@ -568,17 +560,16 @@ pub(crate) fn idle_signer(id: &str) -> String {
     )
 }
 
-/// What readers see after an entry.
-pub(crate) fn view_of(state: &State, tree: &Tree, last: &Entry) -> View {
+/// Head's members for the last entry of a state.
+pub(crate) fn head_after(state: &State, last: &Entry) -> HeadInfo {
     let record = last.record();
-    let head = HeadInfo {
+    HeadInfo {
         version: state.head().version,
         hash: state.head().hash,
         payload_b3: record.payload_b3,
         signers_version: state.signers_version(),
         committed_at: record.committed_at,
-    };
-    View { head, signers: state.signers().clone(), tree: tree.clone(), items: Items::of(state) }
+    }
 }
 
 /// Head's members for an entry.

@@ -2,11 +2,12 @@
 
 use crate::checks::Given;
 use crate::config::RegistrySettings;
-use crate::core::{Core, view_of};
+use crate::core::{Core, head_after};
 use crate::guard::Highest;
 use crate::job::{Ask, Job, Reply};
 use crate::shared::{Parts, Shared};
 use crate::store::{Restored, Store};
+use crate::view::View;
 use ed25519_dalek::SigningKey;
 use ron_kernel::channel::{self, Receiver, Sender};
 use ron_kernel::inventory::{ChannelKind, ChannelSpec, Policy};
@@ -78,7 +79,7 @@ impl Fixture {
             store,
             roots: roots(),
             signing: key(9),
-            view: view_of(&state, &tree, &last.0),
+            view: View { head: head_after(&state, &last.0), state, tree },
             checkpoint: None,
             signed_size: 0,
             highest: Highest::in_memory(),

@@ -5,7 +5,7 @@ use crate::checkpointor::checkpoint;
 use crate::checks::Ahead;
 use crate::committer::{Intake, commit};
 use crate::config::RegistrySettings;
-use crate::core::{idle_signer, view_of};
+use crate::core::{head_after, idle_signer};
 use crate::guard::{Highest, Hold, Seer};
 use crate::job::Job;
 use crate::mirror::{MIRROR_IDLE, watch};
@@ -14,6 +14,7 @@ use crate::retention::retain;
 use crate::shared::{OPEN, Parts, RECENT, Shared, Signed, now_millis};
 use crate::store::{OpenError, RestoreError, Restored, Store, StoreError, reading};
 use crate::verifier::verify;
+use crate::view::View;
 use crate::witness::{WITNESS_IDLE, collect, keys};
 use http::Method;
 use ron_kernel::channel::{self, Receiver, Sender};
@@ -331,14 +332,14 @@ fn share(
     if signed_by_another(&store, &log_key)? {
         return Err(BuildError::OtherKey(identity.key.public().to_string()));
     }
-    let (view, damage) = match store.restore(&roots, &log_key) {
-        Ok(Restored { state, tree, last, .. }) => (view_of(&state, &tree, &last.0), None),
+    let ((state, tree, last), damage) = match store.restore(&roots, &log_key) {
+        Ok(Restored { state, tree, last }) => ((state, tree, last.0), None),
         Err(RestoreError::Damaged { version, what }) => {
-            let (state, tree, last) = store.restore_despite(version, &roots, &log_key)?;
-            (view_of(&state, &tree, &last), Some((version, what)))
+            (store.restore_despite(version, &roots, &log_key)?, Some((version, what)))
         }
         Err(error) => return Err(error.into()),
     };
+    let view = View { head: head_after(&state, &last), state, tree };
     let highest = if identity.amnesia {
         Highest::in_memory()
     } else {

@@ -2,11 +2,11 @@
 
 use crate::hand::Hand;
 use crate::shared::Shared;
-use crate::store::{Reader, StoreError, good_snapshot};
+use crate::store::{Reader, StoreError};
 use crate::witness::keys;
 use ron_kernel::task::TaskResult;
 use ron_log::tile::{TILE_WIDTH, Tile};
-use ron_log::{Signatures, Verifier};
+use ron_log::{Note, Signatures, Snapshot, Verifier};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -162,14 +162,15 @@ impl Pass {
 
     /// The newest snapshot is what the log signed; each is looked at once, since it holds the whole state.
     fn check_snapshot(&mut self, shared: &Shared, reader: &Reader) -> Result<(), StoreError> {
-        let newest = reader.snapshot_note(u64::MAX)?.map(|(version, _)| version);
-        if newest == self.snapshot {
+        let Some((version, note)) =
+            reader.snapshot_note(u64::MAX)?.filter(|(newest, _)| Some(*newest) != self.snapshot)
+        else {
             return Ok(());
-        }
-        self.snapshot = newest;
-        if let Some((version, note, state)) = reader.snapshot(u64::MAX)?
-            && good_snapshot(&note, &state, &shared.log_key).is_none()
-        {
+        };
+        self.snapshot = Some(version);
+        let signed = Note::parse(&note).and_then(|note| Snapshot::verify(&note, &shared.log_key));
+        let state = reader.state_hash(version)?;
+        if !signed.is_ok_and(|signed| signed.version == version && Some(signed.state_b3) == state) {
             shared.damaged(version, "the snapshot is not what the log signed");
         }
         Ok(())
@@ -247,7 +248,7 @@ mod tests {
         registry.grow(2);
         let mut note = make(&registry.shared, None).unwrap().0.note;
         note.signatures.push(ron_log::checkpoint::cosign(&note.text, "w.example", &key, 1));
-        let store = |note: &ron_log::Note| {
+        let store = |note: &Note| {
             registry.shared.store.note_writer().checkpoint(3, &note.to_string(), None, |_| true).unwrap();
         };
         store(&note);

@@ -54,7 +54,9 @@ impl Set {
             approved: follower.approvers(version).map(<[String]>::to_vec),
             body: serde_json::from_str(body).unwrap_or_default(),
         };
-        Set { version: follower.head().version, items: items.map(item).collect() }
+        let mut items: Vec<Item> = items.map(item).collect();
+        items.sort_unstable_by(|a, b| (&a.kind, &a.id).cmp(&(&b.kind, &b.id)));
+        Set { version: follower.head().version, items }
     }
 
     pub fn len(&self) -> usize {

@@ -4,14 +4,13 @@ use super::answer::{self, malformed, not_found};
 use super::{Api, Asked, in_time, unreadable};
 use crate::pending::proposed;
 use crate::store::{Gone, RestoreError, changes_signers};
-use crate::view::Items;
 use http::Response;
 use ron_kernel::http::Body;
 use ron_kernel::problem::Rejection;
 use ron_kernel::reason::Reason;
 use ron_kernel::units::Span;
 use ron_log::entry::entry_hash;
-use ron_log::{B3, Judgement, Key, Proposal};
+use ron_log::{B3, Judgement, Key, Proposal, State};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
@@ -99,15 +98,14 @@ impl Api {
     }
 
     pub(super) async fn items(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
-        let (version, items) = match self.items_at(&asked).await? {
+        let state = match self.state_at(&asked).await? {
             Ok(found) => found,
             Err(pruned) => return Ok(pruned),
         };
-        let mut text = format!("{{\"version\":{version},\"items\":[");
-        for (index, (key, (version, body))) in items.sorted(asked.query.text("kind")).into_iter().enumerate()
-        {
+        let mut text = format!("{{\"version\":{},\"items\":[", state.head().version);
+        for (index, (key, version, body)) in state.sorted(asked.query.text("kind")).into_iter().enumerate() {
             text.push_str(if index > 0 { "," } else { "" });
-            item_text(&mut text, key, *version, body);
+            item_text(&mut text, key, version, body);
             text.push('}');
         }
         text.push_str("]}");
@@ -117,15 +115,14 @@ impl Api {
 
     pub(super) async fn item(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
         let key = Key::new(asked.part(0), asked.part(1)).map_err(|bad| malformed(bad.to_string()))?;
-        let items = match self.items_at(&asked).await? {
-            Ok((_, items)) => items,
+        let state = match self.state_at(&asked).await? {
+            Ok(state) => state,
             Err(pruned) => return Ok(pruned),
         };
-        let Some((version, body)) = items.get(&key) else { return Err(not_found("there is no such item")) };
+        let Some((version, body)) = state.item(&key) else { return Err(not_found("there is no such item")) };
         let mut text = String::new();
-        item_text(&mut text, &key, *version, body);
+        item_text(&mut text, &key, version, body);
         if asked.query.flag("proof")? {
-            let version = *version;
             let entry = self.read(&asked, "entry", move |reader| reader.pair(version)).await?;
             let entry = entry.map_or("null".to_owned(), |(record, payload)| entry_text(&record, &payload));
             let proof = self.proof_under_checkpoint(&asked, version).await?;
@@ -136,11 +133,10 @@ impl Api {
         Ok(answer::tagged(answer::json(200, text, asked.format, asked.corr), &etag, asked.headers()))
     }
 
-    /// The items now, or after the version that was asked for; or that it is kept no more.
-    async fn items_at(&self, asked: &Asked<'_>) -> Result<Result<(u64, Items), Response<Body>>, Rejection> {
+    /// The state now, or after the version that was asked for; or that it is kept no more.
+    async fn state_at(&self, asked: &Asked<'_>) -> Result<Result<State, Response<Body>>, Rejection> {
         let Some(at) = asked.query.number("at")? else {
-            let view = self.shared.view.load();
-            return Ok(Ok((view.head.version, view.items.clone())));
+            return Ok(Ok(self.shared.view.load().state.clone()));
         };
         if at > self.shared.head().version {
             return Err(not_found("there is no such version yet"));
@@ -153,7 +149,7 @@ impl Api {
             state
         });
         match in_time(asked, state).await? {
-            Ok(Ok(state)) => Ok(Ok((at, Items::of(&state)))),
+            Ok(Ok(state)) => Ok(Ok(state)),
             Ok(Err(RestoreError::Store(error))) => Err(unreadable(&error)),
             Ok(Err(RestoreError::Pruned { .. })) => Ok(Err(self.pruned(at, asked)?)),
             Ok(Err(RestoreError::Damaged { version, what })) => {
@@ -165,7 +161,7 @@ impl Api {
     }
 
     pub(super) async fn list_proposals(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
-        let signers = self.shared.view.load().signers.clone();
+        let signers = self.shared.view.load().state.signers().clone();
         let quorum = json!({"m": signers.threshold(), "n": signers.approvers()});
         let list = self.read(&asked, "proposals", move |reader| {
             let mut list = Vec::new();
@@ -197,7 +193,7 @@ impl Api {
     pub(super) async fn one_proposal(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
         let id = B3::parse(asked.part(0));
         let id = id.ok_or_else(|| malformed("an id is b3: and 64 lowercase hexadecimal digits"))?;
-        let (signers, head) = (self.shared.view.load().signers.clone(), self.shared.head().version);
+        let (signers, head) = (self.shared.view.load().state.signers().clone(), self.shared.head().version);
         let found = self.read(&asked, "proposal", move |reader| {
             if let Some(version) = reader.committed(id)? {
                 // Written, and shown to nobody: its flush failed, or is not yet over.

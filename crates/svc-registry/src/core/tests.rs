@@ -4,7 +4,7 @@ use super::*;
 use crate::checks::Given;
 use crate::config::RegistrySettings;
 use crate::fixture::{Fixture, approval, change, job, put, roots, signer};
-use ron_log::Op;
+use ron_log::{Key, Op};
 use std::time::Duration;
 
 fn fixture() -> Fixture {
@@ -171,7 +171,7 @@ fn head_is_undone_by_a_proposal_like_any_other() {
     let Ok(Done::Proposed { proposal, .. }) = registry.ask(Ask::Supersede) else { panic!("proposed") };
     registry.commit(&proposal).unwrap();
     let view = registry.shared.view.load();
-    assert_eq!(view.items.get(&Key::new("x-n", "a").unwrap()), Some(&(3, "{\"n\":1}".into())));
+    assert_eq!(view.state.item(&Key::new("x-n", "a").unwrap()), Some((3, &"{\"n\":1}".into())));
 }
 
 #[test]

@@ -378,7 +378,7 @@ fn direct(path: &Path) -> Option<File> {
 }
 
 /// What is in the system's cache of a file and on the disk too is read from there the next time.
-fn forget_pages(file: &File) {
+pub(super) fn forget_pages(file: &File) {
     // It is advice: where it is not taken, nothing but time is lost.
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
 }

@@ -314,6 +314,11 @@ impl Reader {
         Ok(Some((version, note, state.unwrap_or_default())))
     }
 
+    /// The hash of the state of a snapshot, if it is there.
+    pub fn state_hash(&self, version: u64) -> Result<Option<B3>, StoreError> {
+        self.states.hash(version).map_err(StoreError::of_io)
+    }
+
     /// Version and note of the newest snapshot of a version up to this one.
     pub fn snapshot_note(&self, up_to: u64) -> Result<Option<(u64, Vec<u8>)>, StoreError> {
         let table = self.table(SNAPSHOTS)?;

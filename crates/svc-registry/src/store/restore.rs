@@ -110,8 +110,6 @@ pub struct Replay {
     pub state: State,
     pub tree: Tree,
     pub last: (Entry, Before),
-    /// Bytes of the entries applied.
-    pub read: u64,
 }
 
 impl Replay {
@@ -131,7 +129,7 @@ impl Replay {
             {
                 let read = |tile: Tile| reader.sure_tile(tile);
                 let tree = Tree::from_tiles(found + 1, read).map_err(|bad| damaged(found, bad))?;
-                return Ok(Replay { state, tree, last: (roots.genesis().0, Before::new()), read: 0 });
+                return Ok(Replay { state, tree, last: (roots.genesis().0, Before::new()) });
             }
             tracing::warn!(version = found, "a snapshot of the registry is damaged and left out");
             below = found;
@@ -142,7 +140,7 @@ impl Replay {
         let (entry, _) = roots.genesis();
         let mut tree = Tree::default();
         tree.append(leaf_hash(entry.bytes()), |_, _, _| {});
-        Ok(Replay { state: State::genesis(roots), tree, last: (entry, Before::new()), read: 0 })
+        Ok(Replay { state: State::genesis(roots), tree, last: (entry, Before::new()) })
     }
 
     /// Applies entries up to a version.
@@ -163,7 +161,6 @@ impl Replay {
 
     /// Applies one entry.
     pub fn step(&mut self, version: u64, record: Vec<u8>, payload: Vec<u8>) -> Result<(), RestoreError> {
-        self.read += (record.len() + payload.len()) as u64;
         let entry = Entry::parse(record).map_err(|bad| damaged(version, format!("the record: {bad}")))?;
         let proposal = Proposal::parse_canonical(payload);
         let proposal = proposal.map_err(|bad| damaged(version, format!("the payload: {bad}")))?;

@@ -2,16 +2,23 @@
 //!
 //! A state may be large, and in the database every batch would wait while it is written there. A file is whole before
 //! the note that signs it is stored; what it says is checked by the note's hash, so that nothing here need be trusted.
+//! It goes past the system's cache, which has better use for its room than what only a restart reads.
 
+use super::disk::forget_pages;
+use super::journal::{PAGE, Pages};
 use ron_log::{B3, State};
+use rustix::fs::OFlags;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{ErrorKind, Write as _};
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The folder beside the database.
 const FOLDER: &str = "states";
+/// Bytes that are read at a time.
+const READ: usize = 256 << 10;
 
 /// A state to be kept, and what signs it once its hash is known.
 #[derive(Clone, Copy)]
@@ -95,11 +102,12 @@ impl States {
                 std::fs::create_dir_all(path)?;
                 let name = path.join(version.to_string());
                 let temporary = name.with_added_extension("new");
-                let mut file = File::create(&temporary)?;
+                let mut written = Written::create(&temporary)?;
                 state.pieces(|piece| {
                     hash(piece);
-                    file.write_all(piece.as_bytes())
+                    written.push(piece.as_bytes())
                 })?;
+                let file = written.finish()?;
                 if *fsync {
                     file.sync_data()?;
                 }
@@ -126,6 +134,27 @@ impl States {
         }
     }
 
+    /// The hash of a state, which is not held in memory for that.
+    pub(super) fn hash(&self, version: u64) -> std::io::Result<Option<B3>> {
+        let path = match &self.place {
+            Place::Memory(_) => return Ok(self.get(version)?.map(|state| B3::of(&state))),
+            Place::Folder { path, .. } => path,
+        };
+        let mut file = match File::open(path.join(version.to_string())) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let (mut hasher, mut piece) = (blake3::Hasher::new(), vec![0; READ]);
+        loop {
+            let read = file.read(&mut piece)?;
+            if read == 0 {
+                forget_pages(&file);
+                return Ok(Some(B3(*hasher.finalize().as_bytes())));
+            }
+            hasher.update(&piece[..read]);
+        }
+    }
+
     /// Removes every state but those of the given versions, and what a crash left half written.
     pub(super) fn retain(&self, kept: &[u64]) -> std::io::Result<()> {
         match &self.place {
@@ -148,5 +177,92 @@ impl States {
             }
         }
         Ok(())
+    }
+}
+
+/// A file that is written from its beginning in large pieces, past the system's cache where that can be done.
+#[derive(Debug)]
+struct Written {
+    file: File,
+    direct: Option<File>,
+    pages: Pages,
+    /// Bytes in the pages, and on the disk.
+    gathered: usize,
+    at: u64,
+}
+
+impl Written {
+    const PIECE: usize = 1 << 20;
+
+    fn create(path: &Path) -> std::io::Result<Written> {
+        let file = File::create(path)?;
+        let flags = i32::try_from(OFlags::DIRECT.bits()).ok();
+        let direct = flags.and_then(|flags| File::options().write(true).custom_flags(flags).open(path).ok());
+        Ok(Written { file, direct, pages: Pages::default(), gathered: 0, at: 0 })
+    }
+
+    fn push(&mut self, mut bytes: &[u8]) -> std::io::Result<()> {
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(Self::PIECE - self.gathered));
+            self.pages.of(Self::PIECE)[self.gathered..][..now.len()].copy_from_slice(now);
+            self.gathered += now.len();
+            bytes = later;
+            if self.gathered == Self::PIECE {
+                self.write()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what was gathered, as whole pages.
+    fn write(&mut self) -> std::io::Result<()> {
+        let piece = &mut self.pages.of(Self::PIECE)[..self.gathered.next_multiple_of(PAGE)];
+        piece[self.gathered..].fill(0);
+        let done = match &self.direct {
+            Some(direct) => match direct.write_all_at(piece, self.at) {
+                // A file system that wants still larger pages.
+                Err(error) if error.kind() == ErrorKind::InvalidInput => false,
+                written => written.map(|()| true)?,
+            },
+            None => false,
+        };
+        if !done {
+            self.direct = None;
+            self.file.write_all_at(piece, self.at)?;
+        }
+        self.at += self.gathered as u64;
+        self.gathered = 0;
+        Ok(())
+    }
+
+    /// The file with all of it, which need not be durable.
+    fn finish(mut self) -> std::io::Result<File> {
+        self.write()?;
+        self.file.set_len(self.at)?;
+        Ok(self.file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_what_was_pushed_whatever_the_pieces() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("1");
+        let lens =
+            [0, 1, PAGE, Written::PIECE - 1, Written::PIECE, Written::PIECE + 1, 3 * Written::PIECE + 7];
+        for (len, is_direct) in lens.into_iter().flat_map(|len| [(len, true), (len, false)]) {
+            let whole: Vec<u8> = (0..len).map(|at| (at / 7) as u8).collect();
+            let mut written = Written::create(&path).unwrap();
+            written.direct = written.direct.filter(|_| is_direct);
+            whole.chunks(300_001).for_each(|piece| written.push(piece).unwrap());
+            written.finish().unwrap();
+            assert!(std::fs::read(&path).unwrap() == whole, "{len} {is_direct}");
+            let states = States::of(Place::Folder { path: dir.path().to_owned(), fsync: false });
+            assert_eq!(states.hash(1).unwrap(), Some(B3::of(&whole)));
+            assert_eq!(states.hash(2).unwrap(), None);
+        }
     }
 }
