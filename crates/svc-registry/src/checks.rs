@@ -13,6 +13,8 @@ const THREADS_MAX: usize = 8;
 const AHEAD_MAX: usize = 512;
 /// Proposals whose approvals are checked ahead together: enough for the gain, few enough that they are soon done.
 const TOGETHER: usize = 8;
+/// Into how many parts a batch is taken apart for that, at least.
+const PARTS: usize = 4;
 
 pub(crate) type Checked = Result<CheckedApproval, ApprovalError>;
 
@@ -89,22 +91,21 @@ impl Given {
     }
 }
 
-/// Threads that check ahead.
+/// Threads that check ahead. To wake one costs as much as a check, so what there is much of is handed over together.
 #[derive(Debug)]
-pub(crate) struct Ahead(SyncSender<Arc<Given>>);
+pub(crate) struct Ahead {
+    gathered: Mutex<Vec<Arc<Given>>>,
+    to: SyncSender<Vec<Arc<Given>>>,
+}
 
 impl Ahead {
     /// One core is left to whoever writes.
     pub(crate) fn new(shared: &Arc<Shared>) -> std::io::Result<Ahead> {
-        let (ahead, waiting) = sync_channel::<Arc<Given>>(AHEAD_MAX);
+        let (to, waiting) = sync_channel::<Vec<Arc<Given>>>(AHEAD_MAX / TOGETHER);
         let waiting = Arc::new(Mutex::new(waiting));
         for _ in 0..threads().saturating_sub(1).max(1) {
             let (shared, waiting) = (shared.clone(), waiting.clone());
-            let next = move || {
-                let waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-                let first = waiting.recv().ok()?;
-                Some([first].into_iter().chain(waiting.try_iter().take(TOGETHER - 1)).collect::<Vec<_>>())
-            };
+            let next = move || waiting.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
             let work = move || {
                 while let Some(given) = next() {
                     let view = shared.view.load_full();
@@ -114,12 +115,17 @@ impl Ahead {
             };
             std::thread::Builder::new().name("checker".to_owned()).spawn(work)?;
         }
-        Ok(Ahead(ahead))
+        Ok(Ahead { gathered: Mutex::default(), to })
     }
 
-    pub(crate) fn check(&self, given: &Arc<Given>) {
-        // Whatever finds no place is checked by the Committer.
-        let _ = self.0.try_send(given.clone());
+    /// Has approvals checked while a batch of so many jobs is being written: the next will not be much smaller. Those that
+    /// find no place, and those that nothing more comes to join, are checked by the Committer.
+    pub(crate) fn check(&self, given: &Arc<Given>, batch: usize) {
+        let mut gathered = self.gathered.lock().unwrap_or_else(PoisonError::into_inner);
+        gathered.push(given.clone());
+        if gathered.len() >= (batch / PARTS).clamp(1, TOGETHER) {
+            let _ = self.to.try_send(std::mem::take(&mut *gathered));
+        }
     }
 }
 
@@ -132,13 +138,30 @@ mod tests {
     use ron_log::{Role, Signer};
 
     #[tokio::test]
+    async fn while_much_is_written_much_is_checked_together() {
+        let registry = Fixture::new(RegistrySettings::default());
+        let ahead = Ahead::new(&registry.shared).unwrap();
+        let given = |nonce: u8| {
+            let proposal = put(0, "a", nonce);
+            Given::new(&proposal, vec![approval(1, proposal.b3())])
+        };
+        let (given, alone): (Vec<_>, _) = ((0..8).map(given).collect(), given(8));
+        given[..7].iter().for_each(|given| ahead.check(given, 64));
+        assert_eq!(ahead.gathered.lock().unwrap().len(), 7);
+        ahead.check(&given[7], 64);
+        until(|| given.iter().all(|given| given.checked.get().is_some())).await;
+        ahead.check(&alone, 7);
+        until(|| alone.checked.get().is_some()).await;
+    }
+
+    #[tokio::test]
     async fn what_was_checked_ahead_is_not_checked_again_unless_the_signers_changed() {
         let registry = Fixture::new(RegistrySettings::default());
         let shared = &registry.shared;
         let proposal = put(0, "a", 1);
         let approvals = vec![approval(1, proposal.b3()), approval(7, proposal.b3())];
         let given = Given::new(&proposal, approvals);
-        Ahead::new(shared).unwrap().check(&given);
+        Ahead::new(shared).unwrap().check(&given, 1);
         until(|| given.checked.get().is_some()).await;
         let checks = || shared.numbers.verify.with(["ed25519"]).count();
         assert_eq!(checks(), 2);

@@ -57,7 +57,7 @@ pub(crate) async fn commit(shared: Arc<Shared>, intake: Intake) -> TaskResult {
             () = tokio::time::sleep(LOOK), if draining => None,
             _ = tick.tick() => {
                 core = match core {
-                    Some(core) => blocking(&shared, &hand, core, |core| core.tick()).await,
+                    Some(core) => blocking(&shared, &hand, core, 0, |core| core.tick()).await,
                     None => restore(&shared, &hand, "storage").await,
                 };
                 None
@@ -75,7 +75,7 @@ pub(crate) async fn commit(shared: Arc<Shared>, intake: Intake) -> TaskResult {
         let jobs = intake.gather(first);
         core = match core {
             Some(core) if shared.damage().is_none() && !shared.holds.any() => {
-                blocking(&shared, &hand, core, |core| core.run(jobs)).await
+                blocking(&shared, &hand, core, jobs.len(), |core| core.run(jobs)).await
             }
             core => {
                 refuse(&shared, jobs);
@@ -101,9 +101,10 @@ async fn blocking(
     shared: &Arc<Shared>,
     hand: &Hand,
     mut core: Core,
+    jobs: usize,
     work: impl FnOnce(&mut Core) -> Result<(), crate::store::StoreError> + Send + 'static,
 ) -> Option<Core> {
-    shared.writing.store(true, Ordering::Relaxed);
+    shared.writing.store(jobs, Ordering::Relaxed);
     let mut running = pin!(hand.run(move || {
         let done = work(&mut core);
         (core, done)
@@ -117,7 +118,7 @@ async fn blocking(
             done
         }
     };
-    shared.writing.store(false, Ordering::Relaxed);
+    shared.writing.store(0, Ordering::Relaxed);
     match done {
         Ok((core, Ok(()))) => return Some(core),
         Ok((core, Err(error))) => {
@@ -185,7 +186,7 @@ mod tests {
         let approvals = Given::new(&proposal, approvals);
         let (given, mut reply) = job(Ask::Propose { proposal, approvals, commit: true });
         let hand = Hand::new("committer").unwrap();
-        assert!(blocking(&shared, &hand, core, |core| core.run(vec![given])).await.is_none());
+        assert!(blocking(&shared, &hand, core, 1, |core| core.run(vec![given])).await.is_none());
         assert!(reply.try_recv().is_err(), "nobody knows what became of it");
         assert!(hand.run(|| 1).await == Ok(1), "the thread goes on");
         assert!(shared.store.reader().unwrap().entry(0).unwrap().is_some(), "what was there is read");

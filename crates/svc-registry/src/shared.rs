@@ -80,8 +80,8 @@ pub(crate) struct Shared {
     pub(crate) settings: ArcSwap<RegistrySettings>,
     pub(crate) numbers: Numbers,
     pub(crate) pending: AtomicUsize,
-    /// A batch is being written.
-    pub(crate) writing: AtomicBool,
+    /// Jobs of the batch that is being written, if one is.
+    pub(crate) writing: AtomicUsize,
     /// First version kept.
     pub(crate) min_version: AtomicU64,
     /// The newest version that the deep verifier found good.
@@ -270,7 +270,7 @@ impl Shared {
             committed,
             settings: ArcSwap::from_pointee(settings),
             pending: AtomicUsize::new(0),
-            writing: AtomicBool::new(false),
+            writing: AtomicUsize::new(0),
             min_version: AtomicU64::new(min_version),
             verified: AtomicU64::new(0),
             damage: ArcSwapOption::empty(),

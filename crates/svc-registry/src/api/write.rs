@@ -144,10 +144,9 @@ impl Api {
         let commits = ask.commits();
         let bytes = if let Ask::Propose { proposal, .. } = &ask { proposal.bytes().len() } else { 0 };
         // Whoever would wait idly for the batch before this one is checked meanwhile.
+        let writing = self.shared.writing.load(Ordering::Relaxed);
         let ahead = match &ask {
-            Ask::Propose { approvals, .. } if self.shared.writing.load(Ordering::Relaxed) => {
-                Some(approvals.clone())
-            }
+            Ask::Propose { approvals, .. } if writing > 0 => Some(approvals.clone()),
             _ => None,
         };
         let (reply, mut answer) = oneshot::channel();
@@ -155,7 +154,7 @@ impl Api {
         let deadline = asked.budget.until;
         let job = Job { ask, asked: Instant::now(), deadline, claim: claim.clone(), reply };
         match queue.try_send_sized(job, bytes) {
-            Ok(_displaced) => ahead.iter().for_each(|given| self.ahead.check(given)),
+            Ok(_displaced) => ahead.iter().for_each(|given| self.ahead.check(given, writing)),
             Err(PushError::Busy(_)) => {
                 let queue = if endpoint == "approve" { "approvals" } else { "proposals" };
                 self.busy.with(["registry", endpoint, queue]).inc();
