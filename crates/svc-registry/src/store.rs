@@ -6,6 +6,7 @@
 
 mod behind;
 mod disk;
+mod index;
 mod journal;
 mod read;
 mod restore;
@@ -27,13 +28,14 @@ pub use write::{Changes, LogWriter, NoteWriter};
 use crate::hand::Hand;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use behind::{Batch, Behind, TakingIn, panicked};
+use index::Index;
 use journal::Journal;
 use redb::{Database, Durability, TableDefinition, WriteTransaction};
 use ron_log::{Head, TrustRoots};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Bytes of pages kept in memory.
@@ -52,7 +54,7 @@ const ENTRIES: TableDefinition<u64, &[u8]> = TableDefinition::new("entries");
 const PAYLOADS: TableDefinition<u64, &[u8]> = TableDefinition::new("payloads");
 /// Level and place to hashes.
 const TILES: TableDefinition<(u8, u64), &[u8]> = TableDefinition::new("tiles");
-/// The hash of a committed payload to its version.
+/// The hash of a committed payload to its version; the newest are in memory alone.
 const COMMITTED: TableDefinition<&[u8], u64> = TableDefinition::new("committed");
 /// The hash of a pending payload to when it came, when it ends, and its bytes.
 const PROPOSALS: TableDefinition<&[u8], (u64, u64, &[u8])> = TableDefinition::new("proposals");
@@ -75,6 +77,8 @@ const HEAD: &str = "head";
 const MIN_VERSION: &str = "min_version";
 const KEPT_BYTES: &str = "kept_bytes";
 const JOURNALED: &str = "journaled";
+/// The first version whose payload may not be in the table of those committed.
+const INDEXED: &str = "indexed";
 /// One while there may be batches in the journal that the database has not.
 const IN_JOURNAL: &str = "in_journal";
 
@@ -222,6 +226,8 @@ struct Opened {
     flushed: AtomicU64,
     /// What is durable and not in the database yet.
     behind: Behind,
+    /// Who adds to it or lets of it go has the right to write the database.
+    index: Mutex<Index>,
     ended: Arc<AtomicBool>,
     /// Nothing reaches the disk from here.
     held: bool,
@@ -240,6 +246,7 @@ impl Opened {
             taken_in: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
             behind: Behind::default(),
+            index: Mutex::default(),
             ended,
             held: false,
         })
@@ -256,7 +263,9 @@ impl Opened {
         if disk.journal().is_none() {
             opened.needs_no_journal(disk)?;
         }
-        Ok(opened.recover(disk, roots.b3())?)
+        let mut opened = opened.recover(disk, roots.b3())?;
+        opened.index = Mutex::new(opened.shown.load().index()?);
+        Ok(opened)
     }
 
     /// The same where the disk has no room for what that would write: it stays in memory, from where all can be read.
@@ -335,7 +344,7 @@ impl Opened {
         self.take_in(&self.behind.taking_in()?)
     }
 
-    fn take_in(&self, _alone: &TakingIn<'_>) -> Result<(), StoreError> {
+    fn take_in(&self, alone: &TakingIn<'_>) -> Result<(), StoreError> {
         let batches = self.behind.queue()?.batches();
         let Some(last) = batches.last() else { return Ok(()) };
         let taken = write::transact(&self.database, Durability::None, |transaction| {
@@ -344,6 +353,10 @@ impl Opened {
             write::journaled(transaction, last.number)
         });
         let taken = taken.and_then(|()| self.show());
+        if taken.is_ok() {
+            // Before they are forgotten: in between nobody would find them.
+            batches.iter().try_for_each(|batch| self.add_to_index(&batch.changes))?;
+        }
         let mut queue = self.behind.queue()?;
         match &taken {
             Ok(()) => {
@@ -352,7 +365,40 @@ impl Opened {
             }
             Err(_) => queue.failed = true,
         }
-        taken
+        drop(queue);
+        taken?;
+        self.write_index(alone, false)
+    }
+
+    fn index(&self) -> Result<MutexGuard<'_, Index>, StoreError> {
+        self.index.lock().map_err(panicked)
+    }
+
+    fn add_to_index(&self, changes: &Changes) -> Result<(), StoreError> {
+        let mut index = self.index()?;
+        let entries = changes.entries.iter();
+        entries.for_each(|(entry, proposal)| index.add(proposal.b3(), entry.record().version));
+        Ok(())
+    }
+
+    /// Writes what of the index is more than may stay in memory, or all of it.
+    fn write_index(&self, _alone: &TakingIn<'_>, all: bool) -> Result<(), StoreError> {
+        let leaving = self.index()?.leaving(all);
+        if leaving.is_nothing() {
+            return Ok(());
+        }
+        write::transact(&self.database, Durability::None, |transaction| leaving.write(transaction))?;
+        self.show()?;
+        self.index()?.left(&leaving);
+        Ok(())
+    }
+
+    /// Writes the index if entries below a version are in memory alone: without them it could not be made again.
+    fn index_below(&self, disk: &Disk, version: u64) -> Result<(), StoreError> {
+        let alone = self.behind.taking_in()?;
+        self.may_write(disk)?;
+        let needed = self.index()?.oldest().is_some_and(|oldest| oldest < version);
+        if needed { self.write_index(&alone, true) } else { Ok(()) }
     }
 
     /// One transaction of the database, all or nothing, after all that is behind. Batches go on into the journal
@@ -424,9 +470,15 @@ impl Opened {
             (Some(journal), Some(body)) if journal.can_take(&body) => {
                 self.append_to(journal, disk, &body, Batch { number: 0, expected, changes })
             }
-            _ => self.write(disk, Durability::Immediate, |transaction| {
-                write::apply(transaction, &[(expected, &changes)])
-            }),
+            _ => {
+                let alone = self.behind.taking_in()?;
+                self.may_write(disk)?;
+                self.write_alone(&alone, disk, Durability::Immediate, |transaction| {
+                    write::apply(transaction, &[(expected, &changes)])
+                })?;
+                self.add_to_index(&changes)?;
+                self.write_index(&alone, false)
+            }
         }
     }
 
@@ -552,8 +604,10 @@ impl Store {
     /// The version a payload was committed as. Asked with every proposal: nothing is taken in for it.
     pub fn committed(&self, payload: ron_log::B3) -> Result<Option<u64>, StoreError> {
         let opened = self.opened()?;
+        // In the order in which it goes from one to the next.
         let waiting = opened.behind.queue()?.committed(payload);
-        if waiting.is_some() { Ok(waiting) } else { opened.shown.load().committed(payload) }
+        let gathered = waiting.map_or_else(|| Ok(opened.index()?.get(payload)), |found| Ok(Some(found)))?;
+        if gathered.is_some() { Ok(gathered) } else { opened.shown.load().committed(payload) }
     }
 
     /// Whether the database did not take in what is behind, when it was to.

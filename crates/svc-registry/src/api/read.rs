@@ -194,9 +194,10 @@ impl Api {
         let id = B3::parse(asked.part(0));
         let id = id.ok_or_else(|| malformed("an id is b3: and 64 lowercase hexadecimal digits"))?;
         let (signers, head) = (self.shared.view.load().state.signers().clone(), self.shared.head().version);
+        let store = self.shared.store.clone();
         let found = self.read(&asked, "proposal", move |reader| {
-            if let Some(version) = reader.committed(id)? {
-                // Written, and shown to nobody: its flush failed, or is not yet over.
+            if let Some(version) = store.committed(id)? {
+                // Written, and shown to nobody: its flush failed, or is not yet over; or it was not when this was asked.
                 if version > head {
                     return Ok(Some(json!({"proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": "pending"})));
                 }

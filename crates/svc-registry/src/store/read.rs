@@ -1,5 +1,6 @@
 //! Reading the store: everything as it was at one moment.
 
+use super::index::Index;
 use super::states::States;
 use super::{
     APPROVALS, CHECKPOINTS, COMMITTED, Disk, ENTRIES, GONE, HEAD, IN_JOURNAL, JOURNALED, KEPT_BYTES,
@@ -39,7 +40,12 @@ impl Shown {
         Ok(Shown { transaction, committed: OnceLock::new() })
     }
 
-    /// The version a payload was committed as.
+    /// What the table of committed payloads lacks.
+    pub(super) fn index(&self) -> Result<Index, StoreError> {
+        Index::read(&self.transaction)
+    }
+
+    /// The version a payload was committed as, unless that is in memory alone.
     pub(super) fn committed(&self, payload: B3) -> Result<Option<u64>, StoreError> {
         let table = match self.committed.get() {
             Some(table) => table,
@@ -205,11 +211,6 @@ impl Reader {
     /// The same where it must be there.
     pub fn sure_tile(&self, tile: Tile) -> Result<Vec<u8>, StoreError> {
         self.tile(tile)?.ok_or_else(|| StoreError::Damaged(format!("tile {tile:?} is missing")))
-    }
-
-    /// The version a payload was committed as.
-    pub fn committed(&self, payload: B3) -> Result<Option<u64>, StoreError> {
-        self.shown.committed(payload)
     }
 
     pub fn gone(&self, payload: B3) -> Result<Option<(Gone, u64)>, StoreError> {

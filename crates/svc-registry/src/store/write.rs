@@ -223,14 +223,12 @@ fn change_proposals(transaction: &WriteTransaction, changes: &Changes) -> Result
 fn append(transaction: &WriteTransaction, batches: &[(Head, &Changes)]) -> Result<(), StoreError> {
     let mut entries = transaction.open_table(ENTRIES).map_err(StoreError::of)?;
     let mut payloads = transaction.open_table(PAYLOADS).map_err(StoreError::of)?;
-    let mut committed = transaction.open_table(COMMITTED).map_err(StoreError::of)?;
     let mut tiles = transaction.open_table(TILES).map_err(StoreError::of)?;
     let mut bytes = 0;
     for (entry, proposal) in batches.iter().flat_map(|(_, changes)| &changes.entries) {
         let version = entry.record().version;
         entries.insert(version, entry.bytes()).map_err(StoreError::of)?;
         payloads.insert(version, proposal.bytes()).map_err(StoreError::of)?;
-        committed.insert(proposal.b3().0.as_slice(), version).map_err(StoreError::of)?;
         bytes += (entry.bytes().len() + proposal.bytes().len()) as u64;
     }
     for (place, tile) in grown(&tiles, batches.iter().flat_map(|(_, changes)| &changes.hashes))? {
@@ -397,6 +395,8 @@ impl NoteWriter {
     /// without them no later change could be proved by the trust roots. Says how many there were. It need
     /// not be durable at once: the manifest is, and what is left over is removed later.
     pub fn prune(&self, count: usize) -> Result<usize, StoreError> {
+        let min = self.store.reader()?.min_version()?;
+        self.store.writing(0, |opened, disk| opened.index_below(disk, min))?;
         let removed = std::cell::Cell::new(0);
         self.store.transact(0, Durability::None, |transaction| {
             let meta = transaction.open_table(META).map_err(StoreError::of)?;
@@ -472,6 +472,7 @@ pub(super) fn prepare(
                 *known.borrow_mut() = found.value().to_vec();
                 return Ok(());
             }
+            transaction.open_table(COMMITTED).map_err(StoreError::of)?;
             meta.insert(ROOTS, canonical.as_bytes()).map_err(StoreError::of)?;
             let (entry, _) = roots.genesis();
             let before = head_bytes(Head { version: 0, hash: entry.hash() });

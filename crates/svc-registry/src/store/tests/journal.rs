@@ -279,10 +279,47 @@ fn the_database_takes_in_many_batches_at_once_and_whoever_reads_sees_all() {
     let reader = store.reader().unwrap();
     assert!(!is_behind(&store));
     assert_eq!(reader.head().unwrap(), log.state.head());
-    assert_eq!(reader.committed(ids[256]).unwrap(), Some(257));
+    assert_eq!(store.committed(ids[256]).unwrap(), Some(257));
     let restored = store.restore(&roots(), &log_key()).unwrap();
     assert_eq!((restored.state, restored.tree.root()), (log.state.clone(), log.tree.root()));
     assert_eq!(media.after_power_cut(5).restored().state, log.state);
+}
+
+#[test]
+fn what_a_payload_became_is_known_after_every_cut_also_when_the_entry_was_pruned() {
+    let media = Pair::new();
+    let store = media.open().unwrap();
+    let mut log = Grown::new(&store);
+    let mut writer = store.log_writer().unwrap();
+    let mut ids = vec![roots().genesis().1.b3()];
+    let check = |store: &Store, ids: &[ron_log::B3]| {
+        for (id, version) in ids.iter().zip(0..) {
+            assert_eq!(store.committed(*id).unwrap(), Some(version), "of {}", ids.len());
+        }
+    };
+    for version in 1..=1000 {
+        let (head, changes) = (log.state.head(), log.next());
+        ids.push(changes.entries[0].1.b3());
+        writer.write(head, changes).unwrap();
+        if version % 37 == 0 {
+            store.reader().unwrap();
+        }
+        if version % 90 == 0 {
+            check(&store, &ids);
+            let oldest = store.opened().unwrap().index().unwrap().oldest().unwrap();
+            assert!(oldest + 400 > version, "a part stays in memory");
+            check(&media.after_power_cut(version).open().unwrap(), &ids);
+        }
+    }
+    let notes = store.note_writer();
+    notes.manifest(990, "note", keeping()).unwrap();
+    assert_eq!(notes.prune(2000).unwrap(), 990);
+    check(&store, &ids);
+    store.change(|_| {});
+    let reopened = media.after_power_cut(1).open().unwrap();
+    assert_eq!(reopened.reader().unwrap().entry(989).unwrap(), None);
+    check(&reopened, &ids);
+    assert_eq!(reopened.committed(ron_log::B3::ZERO).unwrap(), None);
 }
 
 #[test]
