@@ -49,13 +49,14 @@ impl Follower {
         let (hash, tree) = match signed {
             Some(Checkpoint { size, root, .. }) => {
                 let version = size.saturating_sub(1);
-                let tree = Tree::from_tiles(size, |tile: Tile| reader.sure_tile(tile));
-                let tree = tree.map_err(|bad| damaged(version, bad))?;
-                if tree.root() != root {
-                    return Err(damaged(version, "the tiles are not those of the checkpoint"));
-                }
                 let record =
                     reader.entry(version)?.ok_or_else(|| damaged(version, "the entry is missing"))?;
+                let tree = Tree::from_tiles(version, |tile: Tile| reader.sure_tile(tile));
+                let mut tree = tree.map_err(|bad| damaged(version, bad))?;
+                tree.append(leaf_hash(&record), |_, _, _| {});
+                if tree.root() != root {
+                    return Err(damaged(version, "the entry and the tiles are not those of the checkpoint"));
+                }
                 (entry_hash(&record), tree)
             }
             None => {
@@ -260,6 +261,7 @@ mod tests {
     use crate::config::RegistrySettings;
     use crate::fixture::{Fixture, change, key, log_key, roots};
     use crate::store::{Disk, Faulty, Store};
+    use crate::view::View;
     use ron_log::checkpoint::cosign;
     use ron_log::{Key, NoteKey, Op};
 
@@ -351,6 +353,35 @@ mod tests {
         let refused = make(&registry.shared, None).unwrap_err();
         assert!(refused.to_string().contains("version 2"), "{refused}");
         assert!(registry.shared.store.reader().unwrap().checkpoint().unwrap().is_none());
+    }
+
+    #[test]
+    fn nothing_is_signed_that_readers_see_otherwise_than_it_is_stored() {
+        let mut registry = Fixture::new(RegistrySettings::default());
+        registry.grow(3);
+        let (_, follower) = make(&registry.shared, None).unwrap();
+        registry.grow(3);
+        let good = View::clone(&registry.shared.view.load());
+        let changed = good.state.canonical().replacen(r#"{"n":1}"#, r#"{"n":9}"#, 1);
+        let state = State::parse(changed.as_bytes()).unwrap();
+        assert_eq!(state.head(), good.state.head());
+        registry.shared.publish(View { state, ..good.clone() });
+        let again = || Follower { tree: follower.tree.clone(), ..follower };
+        let refused = make(&registry.shared, Some(again())).unwrap_err();
+        assert!(refused.to_string().contains("version 5: what readers see"), "{refused}");
+        registry.shared.publish(good);
+        assert_eq!(make(&registry.shared, Some(again())).unwrap().0.size, 7);
+    }
+
+    #[test]
+    fn the_entry_that_a_start_goes_on_from_is_read_back_too() {
+        let mut registry = Fixture::new(RegistrySettings::default());
+        registry.grow(3);
+        make(&registry.shared, None).unwrap();
+        registry.grow(1);
+        registry.shared.store.spoil(3);
+        let refused = make(&registry.shared, None).unwrap_err();
+        assert!(refused.to_string().contains("version 3"), "{refused}");
     }
 
     #[tokio::test]

@@ -124,7 +124,9 @@ impl Ahead {
         let mut gathered = self.gathered.lock().unwrap_or_else(PoisonError::into_inner);
         gathered.push(given.clone());
         if gathered.len() >= (batch / PARTS).clamp(1, TOGETHER) {
-            let _ = self.to.try_send(std::mem::take(&mut *gathered));
+            let together = std::mem::take(&mut *gathered);
+            drop(gathered);
+            let _ = self.to.try_send(together);
         }
     }
 }

@@ -226,7 +226,7 @@ struct Opened {
     flushed: AtomicU64,
     /// What is durable and not in the database yet.
     behind: Behind,
-    /// Who adds to it or lets of it go has the right to write the database.
+    /// Changed by whoever has the right to write the database.
     index: Mutex<Index>,
     ended: Arc<AtomicBool>,
     /// Nothing reaches the disk from here.
@@ -345,29 +345,25 @@ impl Opened {
     }
 
     fn take_in(&self, alone: &TakingIn<'_>) -> Result<(), StoreError> {
+        let taken = self.write_index(alone, false).and_then(|()| self.take_in_batches(alone));
+        self.behind.queue()?.failed = taken.is_err();
+        taken
+    }
+
+    fn take_in_batches(&self, _alone: &TakingIn<'_>) -> Result<(), StoreError> {
         let batches = self.behind.queue()?.batches();
         let Some(last) = batches.last() else { return Ok(()) };
-        let taken = write::transact(&self.database, Durability::None, |transaction| {
+        write::transact(&self.database, Durability::None, |transaction| {
             let batches: Vec<_> = batches.iter().map(|batch| (batch.expected, &batch.changes)).collect();
             write::apply(transaction, &batches)?;
             write::journaled(transaction, last.number)
-        });
-        let taken = taken.and_then(|()| self.show());
-        if taken.is_ok() {
-            // Before they are forgotten: in between nobody would find them.
-            batches.iter().try_for_each(|batch| self.add_to_index(&batch.changes))?;
-        }
-        let mut queue = self.behind.queue()?;
-        match &taken {
-            Ok(()) => {
-                self.taken_in.store(last.number, Ordering::Release);
-                queue.forget(batches.len());
-            }
-            Err(_) => queue.failed = true,
-        }
-        drop(queue);
-        taken?;
-        self.write_index(alone, false)
+        })?;
+        // What is in the database is here from then on, whoever may see it.
+        batches.iter().try_for_each(|batch| self.add_to_index(&batch.changes))?;
+        self.show()?;
+        self.taken_in.store(last.number, Ordering::Release);
+        self.behind.queue()?.forget(batches.len());
+        Ok(())
     }
 
     fn index(&self) -> Result<MutexGuard<'_, Index>, StoreError> {
@@ -397,6 +393,7 @@ impl Opened {
     fn index_below(&self, disk: &Disk, version: u64) -> Result<(), StoreError> {
         let alone = self.behind.taking_in()?;
         self.may_write(disk)?;
+        self.take_in(&alone)?;
         let needed = self.index()?.oldest().is_some_and(|oldest| oldest < version);
         if needed { self.write_index(&alone, true) } else { Ok(()) }
     }
@@ -432,6 +429,18 @@ impl Opened {
         durability: Durability,
         act: impl Fn(&WriteTransaction) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
+        self.write_unseen(alone, disk, durability, act)?;
+        self.show()
+    }
+
+    /// The same before anybody sees it.
+    fn write_unseen(
+        &self,
+        alone: &TakingIn<'_>,
+        disk: &Disk,
+        durability: Durability,
+        act: impl Fn(&WriteTransaction) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         self.take_in(alone)?;
         write::transact(&self.database, durability, act)?;
         // Then the journal is needed as it is.
@@ -441,7 +450,7 @@ impl Opened {
         if let Durability::Immediate = durability {
             self.flushed.store(self.taken_in.load(Ordering::Acquire), Ordering::Release);
         }
-        self.show()
+        Ok(())
     }
 
     /// Flushes the database unless it was up to a batch of the journal.
@@ -473,11 +482,11 @@ impl Opened {
             _ => {
                 let alone = self.behind.taking_in()?;
                 self.may_write(disk)?;
-                self.write_alone(&alone, disk, Durability::Immediate, |transaction| {
+                self.write_unseen(&alone, disk, Durability::Immediate, |transaction| {
                     write::apply(transaction, &[(expected, &changes)])
                 })?;
                 self.add_to_index(&changes)?;
-                self.write_index(&alone, false)
+                self.show()
             }
         }
     }

@@ -160,16 +160,20 @@ impl Pass {
         Ok(caught_up)
     }
 
-    /// The newest snapshot is what the log signed; each is looked at once, since it holds the whole state.
+    /// The newest snapshot is what the log signed; each is looked at once, since all of its state is read.
     fn check_snapshot(&mut self, shared: &Shared, reader: &Reader) -> Result<(), StoreError> {
-        let Some((version, note)) =
-            reader.snapshot_note(u64::MAX)?.filter(|(newest, _)| Some(*newest) != self.snapshot)
+        let newest = |reader: &Reader| reader.snapshot_note(u64::MAX);
+        let Some((version, note)) = newest(reader)?.filter(|(newest, _)| Some(*newest) != self.snapshot)
         else {
             return Ok(());
         };
         self.snapshot = Some(version);
-        let signed = Note::parse(&note).and_then(|note| Snapshot::verify(&note, &shared.log_key));
         let state = reader.state_hash(version)?;
+        if state.is_none() && newest(&shared.store.settled()?)?.is_some_and(|(newest, _)| newest != version) {
+            // It was let go of while this thread had no turn; the one in its place comes next.
+            return Ok(());
+        }
+        let signed = Note::parse(&note).and_then(|note| Snapshot::verify(&note, &shared.log_key));
         if !signed.is_ok_and(|signed| signed.version == version && Some(signed.state_b3) == state) {
             shared.damaged(version, "the snapshot is not what the log signed");
         }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 const FANOUT: usize = 16;
 /// Bits of the hash that choose one of them.
 const BITS: u32 = FANOUT.trailing_zeros();
-/// Items of one list, unless their hashes are the same.
+/// A list that grows beyond it becomes a branch, as long as the hash has bits left.
 const FEW_MAX: usize = 16;
 
 /// Items and the memory of deleted ones. Cloning is cheap.

@@ -70,7 +70,6 @@ impl Queue {
                 self.committed.remove(&proposal.b3());
             }
         }
-        self.failed = false;
     }
 }
 

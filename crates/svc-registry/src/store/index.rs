@@ -5,7 +5,7 @@
 //! be durable: a start reads it again from the entries themselves.
 
 use super::{COMMITTED, ENTRIES, HEAD, INDEXED, META, StoreError, head_of};
-use redb::{ReadTransaction, ReadableTable as _, WriteTransaction};
+use redb::{ReadTransaction, ReadableTable as _, ReadableTableMetadata as _, WriteTransaction};
 use ron_log::{B3, Entry};
 use std::collections::BTreeMap;
 
@@ -36,6 +36,19 @@ pub(super) struct Leaving {
     rows: Vec<(B3, u64)>,
     /// The oldest that stays, if anything does.
     oldest: Option<u64>,
+}
+
+/// In the store of a build that wrote every payload at once, all are in the database.
+pub(super) fn prepare(transaction: &WriteTransaction) -> Result<(), StoreError> {
+    let mut meta = transaction.open_table(META).map_err(StoreError::of)?;
+    let committed =
+        transaction.open_table(COMMITTED).map_err(StoreError::of)?.len().map_err(StoreError::of)?;
+    let head = meta.get(HEAD).map_err(StoreError::of)?.and_then(|value| head_of(value.value()));
+    let next = head.map_or(0, |head| head.version + 1);
+    if meta.get(INDEXED).map_err(StoreError::of)?.is_none() && committed == next {
+        meta.insert(INDEXED, next.to_be_bytes().as_slice()).map_err(StoreError::of)?;
+    }
+    Ok(())
 }
 
 impl Index {

@@ -215,7 +215,7 @@ impl Pages {
     /// What is kept for the next time, at most.
     const KEPT: usize = 1 << 20;
 
-    /// So many bytes, of whatever was in them.
+    /// So many bytes, of whatever was in them: if they were as many the last time, what was left there then.
     pub(super) fn of(&mut self, len: usize) -> &mut [u8] {
         let whole = len + PAGE;
         if whole > self.0.len() || self.0.len() > Self::KEPT.max(whole) {

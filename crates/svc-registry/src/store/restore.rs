@@ -15,7 +15,6 @@ const PIECE_BYTES: usize = 4 << 20;
 pub struct Restored {
     pub state: State,
     pub tree: Tree,
-    /// The hashes of the tiles at the tree's edge that are not full, by level.
     /// The last entry, and what its items were before it.
     pub last: (Entry, Before),
 }
@@ -48,7 +47,7 @@ impl Store {
             return Err(damaged(head.version, "HEAD names another entry"));
         }
         check_tree(&reader, &replay.tree, log)?;
-        let Replay { state, tree, last, .. } = replay;
+        let Replay { state, tree, last } = replay;
         Ok(Restored { state, tree, last })
     }
 

@@ -3,7 +3,7 @@
 use super::{
     APPROVALS, CHECKPOINTS, COMMITTED, Disk, ENTRIES, GONE, Gone, HEAD, IN_JOURNAL, JOURNALED, KEPT_BYTES,
     Keeping, MANIFESTS, META, MIN_VERSION, Opened, PAYLOADS, PROPOSALS, ROOTS, SNAPSHOTS, Store, StoreError,
-    TILES, changes_signers, head_bytes, head_of,
+    TILES, changes_signers, head_bytes, head_of, index,
 };
 use redb::{Database, Durability, ReadableTable, Table, WriteTransaction};
 use ron_log::tile::TILE_WIDTH;
@@ -399,10 +399,6 @@ impl NoteWriter {
         self.store.writing(0, |opened, disk| opened.index_below(disk, min))?;
         let removed = std::cell::Cell::new(0);
         self.store.transact(0, Durability::None, |transaction| {
-            let meta = transaction.open_table(META).map_err(StoreError::of)?;
-            let known = meta.get(MIN_VERSION).map_err(StoreError::of)?;
-            let min = known.and_then(|value| value.value().try_into().ok()).map_or(0, u64::from_be_bytes);
-            drop(meta);
             let mut entries = transaction.open_table(ENTRIES).map_err(StoreError::of)?;
             let mut payloads = transaction.open_table(PAYLOADS).map_err(StoreError::of)?;
             let mut bytes = 0;
@@ -468,9 +464,11 @@ pub(super) fn prepare(
         transaction.open_table(SNAPSHOTS).map_err(StoreError::of)?;
         {
             let mut meta = transaction.open_table(META).map_err(StoreError::of)?;
-            if let Some(found) = meta.get(ROOTS).map_err(StoreError::of)? {
-                *known.borrow_mut() = found.value().to_vec();
-                return Ok(());
+            let found = meta.get(ROOTS).map_err(StoreError::of)?.map(|found| found.value().to_vec());
+            if let Some(found) = found {
+                *known.borrow_mut() = found;
+                drop(meta);
+                return index::prepare(transaction);
             }
             transaction.open_table(COMMITTED).map_err(StoreError::of)?;
             meta.insert(ROOTS, canonical.as_bytes()).map_err(StoreError::of)?;
