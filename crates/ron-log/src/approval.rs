@@ -120,16 +120,19 @@ impl Approval {
     }
 
     pub(crate) fn write(&self, out: &mut String) {
-        let (alg, sig) = match &self.sig {
-            Sig::Ed25519(sig) => ("ed25519", format!("\"{}\"", BASE64_STANDARD.encode(sig.as_slice()))),
-            Sig::MlDsa44(sig) => ("ml-dsa-44", format!("\"{}\"", BASE64_STANDARD.encode(sig.as_slice()))),
-            Sig::Hybrid(a, b) => {
-                let (a, b) = (BASE64_STANDARD.encode(a.as_slice()), BASE64_STANDARD.encode(b.as_slice()));
-                ("ed25519+ml-dsa-44", format!(r#"["{a}","{b}"]"#))
-            }
+        let (before, first, second, after) = match &self.sig {
+            Sig::Ed25519(sig) => (r#"{"alg":"ed25519","sig":""#, &sig[..], None, "\""),
+            Sig::MlDsa44(sig) => (r#"{"alg":"ml-dsa-44","sig":""#, &sig[..], None, "\""),
+            Sig::Hybrid(a, b) => (r#"{"alg":"ed25519+ml-dsa-44","sig":[""#, &a[..], Some(&b[..]), "\"]"),
         };
-        let (at, signer) = (self.signed_at, &self.signer);
-        let _ = write!(out, r#"{{"alg":"{alg}","sig":{sig},"signed_at":{at},"signer":"{signer}"}}"#);
+        out.push_str(before);
+        BASE64_STANDARD.encode_string(first, out);
+        if let Some(second) = second {
+            out.push_str("\",\"");
+            BASE64_STANDARD.encode_string(second, out);
+        }
+        out.push_str(after);
+        let _ = write!(out, r#","signed_at":{},"signer":"{}"}}"#, self.signed_at, self.signer);
     }
 
     /// Checks the signature against the signer's keys in the set in force or, where the payload changes the

@@ -188,7 +188,7 @@ impl EntryRecord {
 
     /// Its canonical form.
     pub fn canonical(&self) -> String {
-        let mut out = String::with_capacity(512);
+        let mut out = String::with_capacity(320 + 192 * self.approvals.len());
         out.push_str(r#"{"approvals":["#);
         for (index, approval) in self.approvals.iter().enumerate() {
             if index > 0 {

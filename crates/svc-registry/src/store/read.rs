@@ -167,9 +167,14 @@ impl Reader {
     pub fn pairs(&self, from: u64, count: usize, bytes_max: usize) -> Result<Pairs, StoreError> {
         let (entries, payloads) = (self.table(ENTRIES)?, self.table(PAYLOADS)?);
         let (mut found, mut bytes) = (Vec::new(), 0);
-        for row in entries.range(from..).map_err(StoreError::of)?.take(count) {
-            let (version, record) = row.map_err(StoreError::of)?;
-            let Some(payload) = payloads.get(version.value()).map_err(StoreError::of)? else { break };
+        let payloads = payloads.range(from..).map_err(StoreError::of)?;
+        // Both have the same versions.
+        for (row, other) in entries.range(from..).map_err(StoreError::of)?.take(count).zip(payloads) {
+            let ((version, record), (same, payload)) =
+                (row.map_err(StoreError::of)?, other.map_err(StoreError::of)?);
+            if version.value() != same.value() {
+                break;
+            }
             bytes += record.value().len() + payload.value().len();
             found.push((version.value(), record.value().to_vec(), payload.value().to_vec()));
             if bytes > bytes_max {
