@@ -100,7 +100,13 @@ fn run(service: &str, scenarios: &[(&str, Scenario)], needs: &[tools::Program], 
         return false;
     }
     // A binary that exists already. No name of ours begins with `RON_`: those are keys of its configuration.
-    let given = std::env::var_os("BENCH_RON").map(PathBuf::from);
+    let given = match std::env::var_os("BENCH_RON").map(std::fs::canonicalize).transpose() {
+        Ok(given) => given,
+        Err(error) => {
+            println!("the binary that BENCH_RON names: {error}");
+            return false;
+        }
+    };
     let built = given.is_some() || cargo(&["build", "--release", "-p", "ron"]);
     // Nodes of the overlay share both cores with the load; elsewhere the server has one to itself.
     if !tools::ensure(needs) || !built || !settle(service != "overlay") {
