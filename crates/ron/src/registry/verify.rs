@@ -42,7 +42,7 @@ pub(crate) struct Options {
     /// A .tlog-proof file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["url", "config"])]
     proof: Option<PathBuf>,
-    /// The trust roots. Otherwise those of the node's configuration, or trust-roots.json.
+    /// The trust roots. Otherwise those of the node that is asked, trust-roots.json, or those of the node whose folder is here.
     #[arg(long, value_name = "FILE")]
     trust_roots: Option<PathBuf>,
     /// The log's key. Without it the one that comes with the log is taken: then the log is known to be whole, not
@@ -121,10 +121,12 @@ fn roots(options: &Options, live: bool) -> anyhow::Result<TrustRoots> {
         let found = Found::read(options.target.config.as_deref()).ok()?;
         Some(found.data.join(&found.config.registry.trust_roots))
     };
+    let here = PathBuf::from("trust-roots.json");
     let file = match &options.trust_roots {
         Some(file) => file.clone(),
-        None if live && options.target.url.is_none() => configured().unwrap_or("trust-roots.json".into()),
-        None => "trust-roots.json".into(),
+        None if live && options.target.url.is_none() => configured().unwrap_or(here),
+        None if here.exists() => here,
+        None => configured().filter(|file| file.exists()).unwrap_or(here),
     };
     read_roots(&file)
 }
