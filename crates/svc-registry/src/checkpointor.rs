@@ -3,7 +3,7 @@
 use crate::guard::{Hold, Seer};
 use crate::hand::Hand;
 use crate::shared::{Shared, Signed, now_millis};
-use crate::store::{Keeping, Reader, RestoreError, StoreError, Whole};
+use crate::store::{Keeping, Reader, RestoreError, StoreError, Whole, damaged, read_back};
 use crate::witness::keys;
 use ron_kernel::channel::Sender;
 use ron_kernel::shutdown::Phase;
@@ -11,7 +11,7 @@ use ron_kernel::task::TaskResult;
 use ron_log::entry::entry_hash;
 use ron_log::tile::Tile;
 use ron_log::tree::leaf_hash;
-use ron_log::{B3, Checkpoint, Entry, Head, Note, Proposal, Snapshot, State, Tree};
+use ron_log::{B3, Checkpoint, Head, Note, Snapshot, State, Tree};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -25,9 +25,6 @@ const GAP_WANTED: Duration = Duration::from_millis(100);
 /// A state of up to so many bytes is kept with each checkpoint, a larger one once as much as it has was committed since
 /// the last: what keeping it costs stays in proportion to what is committed, and so does the tail that a restart reads.
 const STATE_SMALL: u64 = 256 << 10;
-/// Entries read back at a time.
-const PIECE: usize = 256;
-const PIECE_BYTES: usize = 4 << 20;
 
 /// Goes along with the log as it is stored.
 #[derive(Debug)]
@@ -46,83 +43,46 @@ impl Follower {
         let signed = reader.newest_checkpoint(|note| {
             Note::parse(note).ok().and_then(|note| Checkpoint::verify(&note, &shared.log_key).ok())
         })?;
-        let (hash, tree) = match signed {
-            Some(Checkpoint { size, root, .. }) => {
-                let version = size.saturating_sub(1);
-                let record =
-                    reader.entry(version)?.ok_or_else(|| damaged(version, "the entry is missing"))?;
-                let tree = Tree::from_tiles(version, |tile: Tile| reader.sure_tile(tile));
-                let mut tree = tree.map_err(|bad| damaged(version, bad))?;
-                tree.append(leaf_hash(&record), |_, _, _| {});
-                if tree.root() != root {
-                    return Err(damaged(version, "the entry and the tiles are not those of the checkpoint"));
-                }
-                (entry_hash(&record), tree)
-            }
-            None => {
-                let (genesis, _) = shared.roots.genesis();
-                let mut tree = Tree::default();
-                tree.append(leaf_hash(genesis.bytes()), |_, _, _| {});
-                (genesis.hash(), tree)
-            }
+        let version = signed.as_ref().map_or(0, |signed| signed.size.saturating_sub(1));
+        let record = match signed {
+            Some(_) => reader.entry(version)?.ok_or_else(|| damaged(version, "the entry is missing"))?,
+            None => shared.roots.genesis().0.bytes().to_vec(),
         };
-        let head = Head { version: tree.size() - 1, hash };
-        Ok(Follower { head, tree, read: 0, kept: None })
+        let tree = Tree::from_tiles(version, |tile: Tile| reader.sure_tile(tile));
+        let mut tree = tree.map_err(|bad| damaged(version, bad))?;
+        tree.append(leaf_hash(&record), |_, _, _| {});
+        if signed.is_some_and(|signed| signed.root != tree.root()) {
+            return Err(damaged(version, "the entry and the tiles are not those of the checkpoint"));
+        }
+        Ok(Follower { head: Head { version, hash: entry_hash(&record) }, tree, read: 0, kept: None })
     }
 
     /// Reads back what was stored up to a state's entry, hashes it again and compares it with what the state has of it.
     fn run(&mut self, reader: &Reader, state: &State) -> Result<(), RestoreError> {
-        while self.head.version < state.head().version {
-            let next = self.head.version + 1;
-            let left = usize::try_from(state.head().version - self.head.version).unwrap_or(PIECE);
-            let pairs = reader.pairs(next, left.min(PIECE), PIECE_BYTES)?;
-            if pairs.is_empty() {
-                return Err(damaged(next, "the entry or its payload is missing"));
+        let head = state.head();
+        read_back(reader, self.head.version + 1, head.version, |version, entry, proposal| {
+            let record = entry.record();
+            if (record.version, record.prev) != (version, self.head.hash) {
+                return Err(damaged(version, "it does not follow the entry before"));
             }
-            for (version, record, payload) in pairs {
-                self.step(version, record, payload, state)?;
+            if !state.has(version, proposal.payload()) {
+                return Err(damaged(version, "what readers see is not what was stored"));
             }
-        }
-        if self.head == state.head() {
+            self.read += (entry.bytes().len() + proposal.bytes().len()) as u64;
+            self.tree.append(leaf_hash(entry.bytes()), |_, _, _| {});
+            self.head = Head { version, hash: entry.hash() };
+            Ok(())
+        })?;
+        if self.head == head {
             Ok(())
         } else {
-            Err(damaged(state.head().version, "what was stored is not what was committed"))
+            Err(damaged(head.version, "what was stored is not what was committed"))
         }
-    }
-
-    fn step(
-        &mut self,
-        version: u64,
-        record: Vec<u8>,
-        payload: Vec<u8>,
-        state: &State,
-    ) -> Result<(), RestoreError> {
-        self.read += (record.len() + payload.len()) as u64;
-        let entry = Entry::parse(record).map_err(|bad| damaged(version, format!("the record: {bad}")))?;
-        let proposal = Proposal::parse_canonical(payload);
-        let proposal = proposal.map_err(|bad| damaged(version, format!("the payload: {bad}")))?;
-        let record = entry.record();
-        if proposal.b3() != record.payload_b3 {
-            return Err(damaged(version, "the payload is not the one the record names"));
-        }
-        if (record.version, record.prev) != (self.head.version + 1, self.head.hash) {
-            return Err(damaged(self.head.version + 1, "it does not follow the entry before"));
-        }
-        if !state.has(version, proposal.payload()) {
-            return Err(damaged(version, "what readers see is not what was stored"));
-        }
-        self.tree.append(leaf_hash(entry.bytes()), |_, _, _| {});
-        self.head = Head { version, hash: entry.hash() };
-        Ok(())
     }
 
     fn keeps_state(&self) -> bool {
         self.kept.is_none_or(|(state, read)| state <= STATE_SMALL || self.read - read >= state)
     }
-}
-
-fn damaged(version: u64, what: impl ToString) -> RestoreError {
-    RestoreError::Damaged { version, what: what.to_string() }
 }
 
 /// Why there is no checkpoint.

@@ -20,6 +20,7 @@ use read::Shown;
 pub(crate) use read::changes_signers;
 pub use read::{Gone, Kept, Reader};
 pub use restore::{Replay, RestoreError, Restored, good_snapshot};
+pub(crate) use restore::{damaged, read_back};
 pub use states::{Keeping, Whole};
 #[cfg(test)]
 pub(crate) use tests::Faulty;
@@ -614,8 +615,10 @@ impl Store {
     pub fn committed(&self, payload: ron_log::B3) -> Result<Option<u64>, StoreError> {
         let opened = self.opened()?;
         // In the order in which it goes from one to the next.
-        let waiting = opened.behind.queue()?.committed(payload);
-        let gathered = waiting.map_or_else(|| Ok(opened.index()?.get(payload)), |found| Ok(Some(found)))?;
+        if let Some(version) = opened.behind.queue()?.committed(payload) {
+            return Ok(Some(version));
+        }
+        let gathered = opened.index()?.get(payload);
         if gathered.is_some() { Ok(gathered) } else { opened.shown.load().committed(payload) }
     }
 

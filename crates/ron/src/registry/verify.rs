@@ -42,7 +42,8 @@ pub(crate) struct Options {
     /// A .tlog-proof file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["url", "config"])]
     proof: Option<PathBuf>,
-    /// The trust roots. Otherwise those of the node that is asked, trust-roots.json, or those of the node whose folder is here.
+    /// The trust roots. Otherwise those of the node that is asked, trust-roots.json, or those of the node whose folder
+    /// is here.
     #[arg(long, value_name = "FILE")]
     trust_roots: Option<PathBuf>,
     /// The log's key. Without it the one that comes with the log is taken: then the log is known to be whole, not

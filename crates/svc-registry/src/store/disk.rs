@@ -368,11 +368,16 @@ fn made_journal(path: &Path, folder: &Path) -> std::io::Result<Option<Arc<dyn St
     Ok(Some(Arc::new(JournalFile::new(file, direct(path)))))
 }
 
-/// A file for writing past the system's cache, which takes less time where nobody will read it: none where that cannot be
-/// done, as reading one page so shows.
-fn direct(path: &Path) -> Option<File> {
+/// A file for writing past the system's cache, which takes less time where nobody will read it: none where it cannot be
+/// opened so.
+pub(super) fn open_direct(path: &Path) -> Option<File> {
     let flags = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).ok()?;
-    let file = File::options().read(true).write(true).custom_flags(flags).open(path).ok()?;
+    File::options().read(true).write(true).custom_flags(flags).open(path).ok()
+}
+
+/// The same of one that has pages; none also if one of them cannot be read so.
+fn direct(path: &Path) -> Option<File> {
+    let file = open_direct(path)?;
     let mut pages = Pages::default();
     file.read_exact_at(pages.of(PAGE as usize), 0).is_ok().then_some(file)
 }

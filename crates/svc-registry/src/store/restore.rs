@@ -31,7 +31,7 @@ pub enum RestoreError {
     Store(#[from] StoreError),
 }
 
-fn damaged(version: u64, what: impl ToString) -> RestoreError {
+pub(crate) fn damaged(version: u64, what: impl ToString) -> RestoreError {
     RestoreError::Damaged { version, what: what.to_string() }
 }
 
@@ -144,38 +144,47 @@ impl Replay {
 
     /// Applies entries up to a version.
     pub fn run(&mut self, reader: &Reader, to: u64) -> Result<(), RestoreError> {
-        while self.state.head().version < to {
-            let next = self.state.head().version + 1;
-            let count = usize::try_from(to - next + 1).unwrap_or(PIECE).min(PIECE);
-            let pairs = reader.pairs(next, count, PIECE_BYTES)?;
-            if pairs.first().is_none_or(|(version, _, _)| *version != next) {
-                return Err(damaged(next, "the entry or its payload is missing"));
-            }
-            for (version, record, payload) in pairs {
-                self.step(version, record, payload)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Applies one entry.
-    pub fn step(&mut self, version: u64, record: Vec<u8>, payload: Vec<u8>) -> Result<(), RestoreError> {
-        let entry = Entry::parse(record).map_err(|bad| damaged(version, format!("the record: {bad}")))?;
-        let proposal = Proposal::parse_canonical(payload);
-        let proposal = proposal.map_err(|bad| damaged(version, format!("the payload: {bad}")))?;
-        if proposal.b3() != entry.record().payload_b3 {
-            return Err(damaged(version, "the payload is not the one the record names"));
-        }
-        let before = self.state.apply(&entry, proposal.payload());
-        let before = before.map_err(|_not_next| damaged(version, "it does not follow the entry before"))?;
-        self.tree.append(leaf_hash(entry.bytes()), |_, _, _| {});
-        self.last = (entry, before);
-        Ok(())
+        read_back(reader, self.head().version + 1, to, |version, entry, proposal| {
+            let before = self.state.apply(&entry, proposal.payload());
+            let before =
+                before.map_err(|_not_next| damaged(version, "it does not follow the entry before"))?;
+            self.tree.append(leaf_hash(entry.bytes()), |_, _, _| {});
+            self.last = (entry, before);
+            Ok(())
+        })
     }
 
     pub fn head(&self) -> Head {
         self.state.head()
     }
+}
+
+/// Reads entries from one version to another, each with the payload that its record names.
+pub(crate) fn read_back(
+    reader: &Reader,
+    from: u64,
+    to: u64,
+    mut act: impl FnMut(u64, Entry, Proposal) -> Result<(), RestoreError>,
+) -> Result<(), RestoreError> {
+    let mut next = from;
+    while next <= to {
+        let count = usize::try_from(to - next + 1).unwrap_or(PIECE).min(PIECE);
+        let pairs = reader.pairs(next, count, PIECE_BYTES)?;
+        if pairs.first().is_none_or(|(version, _, _)| *version != next) {
+            return Err(damaged(next, "the entry or its payload is missing"));
+        }
+        for (version, record, payload) in pairs {
+            let entry = Entry::parse(record).map_err(|bad| damaged(version, format!("the record: {bad}")))?;
+            let proposal = Proposal::parse_canonical(payload);
+            let proposal = proposal.map_err(|bad| damaged(version, format!("the payload: {bad}")))?;
+            if proposal.b3() != entry.record().payload_b3 {
+                return Err(damaged(version, "the payload is not the one the record names"));
+            }
+            act(version, entry, proposal)?;
+            next = version + 1;
+        }
+    }
+    Ok(())
 }
 
 /// A snapshot that the log signed and whose state is the one it signed.

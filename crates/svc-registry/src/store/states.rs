@@ -4,14 +4,13 @@
 //! the note that signs it is stored; what it says is checked by the note's hash, so that nothing here need be trusted.
 //! It goes past the system's cache, which has better use for its room than what only a restart reads.
 
-use super::disk::forget_pages;
+use super::disk::{forget_pages, open_direct};
 use super::journal::{PAGE, Pages};
 use ron_log::{B3, State};
-use rustix::fs::OFlags;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -196,9 +195,7 @@ impl Written {
 
     fn create(path: &Path) -> std::io::Result<Written> {
         let file = File::create(path)?;
-        let flags = i32::try_from(OFlags::DIRECT.bits()).ok();
-        let direct = flags.and_then(|flags| File::options().write(true).custom_flags(flags).open(path).ok());
-        Ok(Written { file, direct, pages: Pages::default(), gathered: 0, at: 0 })
+        Ok(Written { file, direct: open_direct(path), pages: Pages::default(), gathered: 0, at: 0 })
     }
 
     fn push(&mut self, mut bytes: &[u8]) -> std::io::Result<()> {
