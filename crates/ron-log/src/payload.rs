@@ -5,7 +5,9 @@ use crate::hash::{B3, hex, unhex};
 use crate::item::{Key, check_body};
 use crate::json::{Cursor, Fields, Json, JsonError, Misfit, write_text};
 use crate::signers::SIGNERS_MAX;
-use std::fmt::Write as _;
+use ron_blake3::{GAINS, Input, hash_all};
+use std::fmt::{self, Write as _};
+use std::sync::OnceLock;
 
 pub const SCHEMA: &str = "ron.registry/1";
 
@@ -51,14 +53,35 @@ pub enum PayloadError {
 }
 
 /// A payload with its canonical bytes and their hash, which is its id.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Proposal {
     payload: Payload,
     bytes: Vec<u8>,
-    b3: B3,
+    /// Made when somebody asks for it where several together take less time.
+    b3: OnceLock<B3>,
+}
+
+impl PartialEq for Proposal {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl Eq for Proposal {}
+
+impl fmt::Debug for Proposal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Proposal").field(&self.b3()).finish()
+    }
 }
 
 impl Proposal {
+    /// Canonical bytes and what they say.
+    fn of(payload: Payload, bytes: Vec<u8>) -> Self {
+        let b3 = if GAINS.contains(&bytes.len()) { OnceLock::new() } else { B3::of(&bytes).into() };
+        Self { payload, bytes, b3 }
+    }
+
     /// Reads a payload as a client may write it; how much a client may send is the caller's to bound.
     pub fn parse(bytes: &[u8]) -> Result<Self, PayloadError> {
         Self::from_json(&Json::parse(bytes)?)
@@ -71,9 +94,7 @@ impl Proposal {
 
     /// Reads stored bytes, which must be canonical.
     pub fn parse_canonical(bytes: Vec<u8>) -> Result<Self, PayloadError> {
-        let payload = Payload::parse_canonical(&bytes)?;
-        let b3 = B3::of(&bytes);
-        Ok(Self { payload, bytes, b3 })
+        Ok(Self::of(Payload::parse_canonical(&bytes)?, bytes))
     }
 
     /// Reads `{"payload":…,"approvals":[…]}` where the payload is canonical and so are the approvals, all by Ed25519 keys, as
@@ -97,7 +118,7 @@ impl Proposal {
         if canonical.len() > PAYLOAD_MAX || approvals.len() > SIGNERS_MAX {
             return None;
         }
-        Some((Self { payload, bytes: canonical.to_vec(), b3: B3::of(canonical) }, approvals))
+        Some((Self::of(payload, canonical.to_vec()), approvals))
     }
 
     /// Checks a payload that was put together here as one that was read.
@@ -115,7 +136,18 @@ impl Proposal {
     }
 
     pub fn b3(&self) -> B3 {
-        self.b3
+        *self.b3.get_or_init(|| B3::of(&self.bytes))
+    }
+
+    /// Makes the hashes of those that have none yet, for [`Proposal::b3`] to give.
+    pub fn hash_all<'a>(proposals: impl Iterator<Item = &'a Self>) {
+        let without = proposals.filter(|proposal| proposal.b3.get().is_none());
+        let (without, inputs): (Vec<_>, Vec<_>) =
+            without.filter_map(|proposal| Some((proposal, Input::of(proposal.bytes())?))).unzip();
+        for (proposal, hash) in without.into_iter().zip(hash_all(&inputs)) {
+            // Who was first found the same.
+            let _ = proposal.b3.set(B3(hash));
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::shared::Shared;
 use ron_log::approval::Sig;
-use ron_log::{Approval, ApprovalError, B3, CheckedApproval, Proposal, SignerSet, Unchecked, check_all};
+use ron_log::{Approval, ApprovalError, CheckedApproval, Proposal, SignerSet, Unchecked, check_all};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -12,9 +12,9 @@ const THREADS_MAX: usize = 8;
 /// What may wait to be checked ahead.
 const AHEAD_MAX: usize = 512;
 /// Proposals whose approvals are checked ahead together: enough for the gain, few enough that they are soon done.
-const TOGETHER: usize = 8;
+const TOGETHER: usize = 32;
 /// Into how many parts a batch is taken apart for that, at least.
-const PARTS: usize = 4;
+const PARTS: usize = 2;
 
 pub(crate) type Checked = Result<CheckedApproval, ApprovalError>;
 
@@ -47,7 +47,7 @@ fn algorithm(approval: &Approval) -> &'static str {
 /// The approvals that came with a proposal, each checked once as long as the signers stay the same.
 #[derive(Debug)]
 pub(crate) struct Given {
-    id: B3,
+    proposal: Arc<Proposal>,
     proposed: Option<SignerSet>,
     approvals: Vec<Approval>,
     /// The version of the signers it was checked against, and what came out.
@@ -55,9 +55,9 @@ pub(crate) struct Given {
 }
 
 impl Given {
-    pub(crate) fn new(proposal: &Proposal, approvals: Vec<Approval>) -> Arc<Given> {
+    pub(crate) fn new(proposal: &Arc<Proposal>, approvals: Vec<Approval>) -> Arc<Given> {
         let proposed = crate::pending::proposed(proposal);
-        Arc::new(Given { id: proposal.b3(), proposed, approvals, checked: OnceLock::new() })
+        Arc::new(Given { proposal: proposal.clone(), proposed, approvals, checked: OnceLock::new() })
     }
 
     /// Whether it has to be checked by the signers of a version.
@@ -76,6 +76,7 @@ impl Given {
     /// Checks those that are open together, unless somebody is done with one meanwhile.
     pub(crate) fn check_all(given: &[&Arc<Given>], shared: &Shared, version: u64, signers: &SignerSet) {
         let open: Vec<_> = given.iter().filter(|given| given.checked.get().is_none()).collect();
+        Proposal::hash_all(open.iter().map(|given| &*given.proposal));
         let unchecked: Vec<_> = open.iter().flat_map(|given| given.unchecked()).collect();
         let mut checked = check(shared, &unchecked, signers).into_iter();
         for given in open {
@@ -86,7 +87,7 @@ impl Given {
     }
 
     fn unchecked(&self) -> impl Iterator<Item = Unchecked<'_>> {
-        let (payload_b3, proposed) = (self.id, self.proposed.as_ref());
+        let (payload_b3, proposed) = (self.proposal.b3(), self.proposed.as_ref());
         self.approvals.iter().map(move |approval| Unchecked { approval, payload_b3, proposed })
     }
 }
@@ -143,16 +144,17 @@ mod tests {
     async fn while_much_is_written_much_is_checked_together() {
         let registry = Fixture::new(RegistrySettings::default());
         let ahead = Ahead::new(&registry.shared).unwrap();
-        let given = |nonce: u8| {
-            let proposal = put(0, "a", nonce);
+        let given = |nonce: usize| {
+            let nonce = nonce as u8;
+            let proposal = Arc::new(put(0, "a", nonce));
             Given::new(&proposal, vec![approval(1, proposal.b3())])
         };
-        let (given, alone): (Vec<_>, _) = ((0..8).map(given).collect(), given(8));
-        given[..7].iter().for_each(|given| ahead.check(given, 64));
-        assert_eq!(ahead.gathered.lock().unwrap().len(), 7);
-        ahead.check(&given[7], 64);
+        let (given, alone): (Vec<_>, _) = ((1..=TOGETHER).map(given).collect(), given(0));
+        given[1..].iter().for_each(|given| ahead.check(given, 512));
+        assert_eq!(ahead.gathered.lock().unwrap().len(), TOGETHER - 1);
+        ahead.check(&given[0], 512);
         until(|| given.iter().all(|given| given.checked.get().is_some())).await;
-        ahead.check(&alone, 7);
+        ahead.check(&alone, 2 * PARTS - 1);
         until(|| alone.checked.get().is_some()).await;
     }
 
@@ -160,7 +162,7 @@ mod tests {
     async fn what_was_checked_ahead_is_not_checked_again_unless_the_signers_changed() {
         let registry = Fixture::new(RegistrySettings::default());
         let shared = &registry.shared;
-        let proposal = put(0, "a", 1);
+        let proposal = Arc::new(put(0, "a", 1));
         let approvals = vec![approval(1, proposal.b3()), approval(7, proposal.b3())];
         let given = Given::new(&proposal, approvals);
         Ahead::new(shared).unwrap().check(&given, 1);

@@ -54,11 +54,27 @@ pub(crate) enum Ask {
 
 impl Ask {
     /// The proposal that it is to commit.
-    pub(crate) fn commits(&self) -> Option<B3> {
+    pub(crate) fn commits(&self) -> Option<Commits> {
         match self {
-            Ask::Propose { proposal, commit: true, .. } => Some(proposal.b3()),
-            Ask::Commit { id } => Some(*id),
+            Ask::Propose { proposal, commit: true, .. } => Some(Commits::Proposal(proposal.clone())),
+            Ask::Commit { id } => Some(Commits::Id(*id)),
             _ => None,
+        }
+    }
+}
+
+/// A proposal that is to be committed. Its id is made with those of others, unless it is wanted before.
+#[derive(Debug)]
+pub(crate) enum Commits {
+    Proposal(Arc<Proposal>),
+    Id(B3),
+}
+
+impl Commits {
+    pub(crate) fn id(&self) -> B3 {
+        match self {
+            Commits::Proposal(proposal) => proposal.b3(),
+            Commits::Id(id) => *id,
         }
     }
 }

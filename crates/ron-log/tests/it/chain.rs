@@ -129,3 +129,15 @@ fn a_payload_is_refused_for_what_its_schema_says() {
     let long = route.replace("\"n\"", &format!("\"{}\"", "n".repeat(ron_log::payload::PAYLOAD_MAX)));
     assert_eq!(Proposal::parse(long.as_bytes()), Err(ron_log::payload::PayloadError::TooLarge));
 }
+
+#[test]
+fn payloads_hashed_together_have_the_hashes_that_they_have_alone() {
+    let state = State::genesis(&roots());
+    let bodies =
+        [10, 700, 800, 900, 1000, 1790, 1800, 1900, 5000].map(|len| format!("\"{}\"", "x".repeat(len)));
+    let proposals: Vec<Proposal> =
+        bodies.iter().cycle().take(40).map(|body| propose(&state, vec![put("x-note", "a", body)])).collect();
+    assert_eq!(proposals[0].b3(), B3::of(proposals[0].bytes()), "one of them has it before");
+    Proposal::hash_all(proposals.iter());
+    assert!(proposals.iter().all(|proposal| proposal.b3() == B3::of(proposal.bytes())));
+}

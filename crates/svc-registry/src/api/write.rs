@@ -5,7 +5,7 @@ use super::routes::COMMIT;
 use super::{Api, Asked};
 use crate::checks::Given;
 use crate::claim::Claim;
-use crate::job::{Ask, Done, Job, Refusal};
+use crate::job::{Ask, Commits, Done, Job, Refusal};
 use crate::view::HeadInfo;
 use bytes::Bytes;
 use http::Response;
@@ -53,13 +53,14 @@ impl Api {
         let body = self.body(&asked, body).await?;
         let is_cbor = is_cbor(asked.headers())?;
         let (proposal, approvals) = heavy(body.len(), move || parse_proposal(&body, is_cbor)).await?;
-        let id = proposal.b3();
+        let proposal = Arc::new(proposal);
         let approvals = Given::new(&proposal, approvals);
-        let ask = Ask::Propose { proposal: Arc::new(proposal), approvals, commit };
+        let ask = Ask::Propose { proposal, approvals, commit };
         match self.submit(&self.proposals, ask, &asked, "propose").await? {
             Done::Committed(info) => self.committed(&mut asked, info, level).await,
-            Done::Proposed { ends_at, .. } => {
-                let body = json!({"proposal_id": id.to_string(), "payload_b3": id.to_string(), "expires_at": ends_at});
+            Done::Proposed { proposal, ends_at } => {
+                let id = proposal.b3().to_string();
+                let body = json!({"proposal_id": id, "payload_b3": id, "expires_at": ends_at});
                 Ok(answer::value(202, &body, asked.format, asked.corr))
             }
             Done::Approved { .. } | Done::Withdrawn => Err(other_answer()),
@@ -162,7 +163,7 @@ impl Api {
             }
             Err(PushError::Closed(_)) => return Err(Rejection::new(Reason::NotReady, "nobody takes it now")),
         }
-        let unknown = |detail: &'static str| match commits {
+        let unknown = |detail: &'static str| match commits.as_ref().map(Commits::id) {
             Some(id) => {
                 self.shared.note_open(id);
                 located(Rejection::new(Reason::CommitUnknown, detail), id)
@@ -173,7 +174,7 @@ impl Api {
             biased;
             answered = &mut answer => match answered {
                 Ok(Ok(done)) => Ok(done),
-                Ok(Err(refusal)) => Err(self.refused(refusal, commits, endpoint)),
+                Ok(Err(refusal)) => Err(self.refused(refusal, commits.as_ref(), endpoint)),
                 Err(_dropped) => Err(unknown("whoever did it is gone")),
             },
             () = tokio::time::sleep_until(deadline.into()) => {
@@ -185,10 +186,10 @@ impl Api {
                 let open = unknown("the deadline passed while it was written");
                 // From here on the Committer sees that nobody listens; what it said just before counts.
                 answer.close();
-                match (answer.try_recv(), commits) {
-                    (Ok(reply), Some(id)) => {
-                        self.shared.forget_open(id);
-                        reply.map_err(|refusal| self.refused(refusal, commits, endpoint))
+                match (answer.try_recv(), commits.as_ref()) {
+                    (Ok(reply), Some(commits)) => {
+                        self.shared.forget_open(commits.id());
+                        reply.map_err(|refusal| self.refused(refusal, Some(commits), endpoint))
                     }
                     _ => Err(open),
                 }
@@ -196,14 +197,14 @@ impl Api {
         }
     }
 
-    fn refused(&self, refusal: Refusal, commits: Option<B3>, endpoint: &'static str) -> Rejection {
+    fn refused(&self, refusal: Refusal, commits: Option<&Commits>, endpoint: &'static str) -> Rejection {
         let Refusal { reason, detail } = refusal;
         if reason == Reason::Busy {
             self.busy.with(["registry", endpoint, ""]).inc();
         }
         let rejection = Rejection::new(reason, detail);
         match commits {
-            Some(id) if reason == Reason::CommitUnknown => located(rejection, id),
+            Some(commits) if reason == Reason::CommitUnknown => located(rejection, commits.id()),
             _ => rejection,
         }
     }

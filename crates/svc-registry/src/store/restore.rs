@@ -173,10 +173,16 @@ pub(crate) fn read_back(
         if pairs.first().is_none_or(|(version, _, _)| *version != next) {
             return Err(damaged(next, "the entry or its payload is missing"));
         }
-        for (version, record, payload) in pairs {
+        let parsed = |(version, record, payload)| {
             let entry = Entry::parse(record).map_err(|bad| damaged(version, format!("the record: {bad}")))?;
             let proposal = Proposal::parse_canonical(payload);
             let proposal = proposal.map_err(|bad| damaged(version, format!("the payload: {bad}")))?;
+            Ok((version, entry, proposal))
+        };
+        let read: Vec<Result<_, RestoreError>> = pairs.into_iter().map(parsed).collect();
+        Proposal::hash_all(read.iter().flatten().map(|(_, _, proposal)| proposal));
+        for each in read {
+            let (version, entry, proposal) = each?;
             if proposal.b3() != entry.record().payload_b3 {
                 return Err(damaged(version, "the payload is not the one the record names"));
             }
