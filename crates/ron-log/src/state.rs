@@ -166,6 +166,12 @@ impl State {
         if late { Err(CommitError::ChainMismatch) } else { Ok(()) }
     }
 
+    /// Whether no entry after the genesis can have had this payload: one that had would have changed all that it touches
+    /// after its base version.
+    pub fn never_had(&self, payload: &Payload) -> bool {
+        self.check_conflict(payload, ConflictRule::Touched).is_ok()
+    }
+
     /// The entry a proposal becomes if it is committed now.
     pub fn commit(
         &self,

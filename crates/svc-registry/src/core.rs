@@ -123,7 +123,7 @@ impl Core {
         let mut batch = Batch::default();
         for job in claimed {
             let found: Vec<Checked> = checked.next().unwrap_or_default();
-            let commits = job.ask.commits();
+            let commits = job.ask.commits().map(|commits| commits.id());
             let reply = self.one(&mut batch, job.ask, found, now);
             batch.answers.push(Answer { asked: job.asked, commits, reply, to: job.reply });
         }
@@ -259,6 +259,7 @@ impl Core {
         let (id, payload) = (proposal.b3(), proposal.payload());
         let known = self.pending.get(id);
         if known.is_none()
+            && !self.state.never_had(payload)
             && let Some(info) = self.found(batch, id)?
         {
             let ends_at = payload.expires_at;

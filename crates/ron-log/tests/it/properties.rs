@@ -104,12 +104,14 @@ proptest! {
             let check = |it: &Approval| it.clone().check(proposal.b3(), state.signers(), proposed.as_ref()).ok();
             let good: Vec<CheckedApproval> = approvals.iter().filter_map(check).collect();
             if let Ok(entry) = state.commit(proposal, &good, NOW, ConflictRule::Touched) {
+                prop_assert!(state.never_had(proposal.payload()), "it is new");
                 prop_assert_eq!(entry.record().signers_version, state.signers_version());
                 state.apply(&entry, proposal.payload()).expect("the next entry");
                 prop_assert!(state.commit(proposal, &good, NOW, ConflictRule::Touched).is_err(), "twice");
                 log.push((entry, proposal.clone()));
             }
         }
+        prop_assert!(log[1..].iter().all(|(_, proposal)| !state.never_had(proposal.payload())));
         let mut verifier = Verifier::new(roots(), None, Signatures::Check);
         log.iter().for_each(|(entry, proposal)| verifier.entry(entry.bytes(), proposal.bytes()));
         prop_assert_eq!(verifier.state(), Some(&state));
