@@ -141,12 +141,25 @@ impl<'a> Reader<'a> {
             20 => return Ok(Value::Bool(false)),
             21 => return Ok(Value::Bool(true)),
             22 => return Ok(Value::Null),
+            25 => half(u16::from_be_bytes(self.number()?)),
             26 => f64::from(f32::from_be_bytes(self.number()?)),
             27 => f64::from_be_bytes(self.number()?),
             _ => return Err(CborError("a simple value that JSON does not have")),
         };
         Number::from_f64(float).map(Value::Number).ok_or(CborError("a number is not finite"))
     }
+}
+
+/// A number of sixteen bits: a sign, five bits of the exponent, ten of the fraction.
+fn half(bits: u16) -> f64 {
+    let (exponent, fraction) = (i32::from(bits >> 10 & 31), f64::from(bits & 1023));
+    let size = match exponent {
+        0 => fraction * 2f64.powi(-24),
+        31 if fraction == 0.0 => f64::INFINITY,
+        31 => f64::NAN,
+        _ => (fraction + 1024.0) * 2f64.powi(exponent - 25),
+    };
+    if bits >> 15 == 1 { -size } else { size }
 }
 
 #[cfg(test)]
@@ -169,6 +182,21 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_every_width_are_read() {
+        for (bytes, number) in [
+            (&[0xf9, 0x3e, 0x00][..], 1.5),
+            (&[0xf9, 0xc4, 0x00], -4.0),
+            (&[0xf9, 0x7b, 0xff], 65_504.0),
+            (&[0xf9, 0x00, 0x01], 5.960464477539063e-8),
+            (&[0xf9, 0x04, 0x00], 0.00006103515625),
+            (&[0xfa, 0x47, 0xc3, 0x50, 0x00], 100_000.0),
+            (&[0xfb, 0x40, 0x2d, 0x80, 0x4e, 0x7d, 0x48, 0x12, 0x50], 14.750598826453967),
+        ] {
+            assert_eq!(decode(bytes), Ok(json!(number)), "{bytes:?}");
+        }
+    }
+
+    #[test]
     fn what_json_cannot_say_is_refused() {
         let deep = [vec![0x81; 40], vec![0]].concat();
         for bad in [
@@ -179,7 +207,9 @@ mod tests {
             &[0xc0, 0],
             &[0xa1, 1, 1],
             &[0xa2, 0x61, 0x61, 1, 0x61, 0x61, 2],
-            &[0xf9, 0, 0],
+            &[0xf9, 0x7c, 0],
+            &[0xf9, 0x7e, 0],
+            &[0xf8, 32],
             &[0xfb, 0x7f, 0xf0, 0, 0, 0, 0, 0, 0],
             &[0x62, 0xff, 0xff],
             &[0x9b, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff],
