@@ -10,7 +10,7 @@ use bytes::{Buf, BytesMut};
 use http::header::{
     CONNECTION, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE,
 };
-use http::{Response, StatusCode, Version};
+use http::{Method, Response, StatusCode, Version};
 use ron_kernel::http::{Body, Io, Tunnel};
 use ron_kernel::problem::{Rejection, X_CORR_ID};
 use ron_kernel::reason::Reason;
@@ -25,7 +25,11 @@ const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// Largest message that is read; a reader has nothing to say but to answer pings.
 const MESSAGE_MAX: usize = 4 << 10;
 
+/// How long a client may take to notice that it is over.
+const LINGER: Duration = Duration::from_secs(1);
+
 const TEXT: u8 = 1;
+const BINARY: u8 = 2;
 const CLOSE: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
@@ -43,8 +47,11 @@ pub(super) fn upgrade(
     };
     let key = headers.get(SEC_WEBSOCKET_KEY).and_then(|key| key.to_str().ok());
     let good = has(UPGRADE, "websocket") && has(CONNECTION, "upgrade") && has(SEC_WEBSOCKET_VERSION, "13");
-    let Some(key) = key.filter(|_| good && asked.head.version == Version::HTTP_11) else {
-        return Err(malformed("this is for WebSocket, version 13, over HTTP/1.1"));
+    let good = good && asked.head.method == Method::GET && asked.head.version == Version::HTTP_11;
+    let is_nonce = |key: &&str| BASE64_STANDARD.decode(key).is_ok_and(|nonce| nonce.len() == 16);
+    let Some(key) = key.filter(|_| good).filter(is_nonce) else {
+        let refused = malformed("this is for WebSocket, version 13, over HTTP/1.1");
+        return Err(refused.header(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13")));
     };
     let accept = BASE64_STANDARD.encode(Sha1::digest(format!("{key}{GUID}")));
     let accept = HeaderValue::from_str(&accept).expect("base64 is plain text");
@@ -79,23 +86,16 @@ async fn serve(mut socket: UnixStream, mut cursor: Cursor) -> std::io::Result<()
                 while let Some(frame) = take_frame(&mut buffer) {
                     match frame {
                         Ok((PING, said)) => socket.write_all(&message(PONG, &said)).await?,
-                        Ok((CLOSE, said)) => {
-                            socket.write_all(&message(CLOSE, &said)).await?;
-                            return socket.shutdown().await;
-                        }
+                        Ok((CLOSE, said)) => return close(socket, &said).await,
                         Ok(_) => {}
-                        Err(code) => {
-                            socket.write_all(&message(CLOSE, &code.to_be_bytes())).await?;
-                            return socket.shutdown().await;
-                        }
+                        Err(code) => return close(socket, &code.to_be_bytes()).await,
                     }
                 }
             }
             events = cursor.next(stalled) => {
                 let Some(events) = events else {
                     // Going away, or nothing more to say.
-                    socket.write_all(&message(CLOSE, &1001u16.to_be_bytes())).await?;
-                    return socket.shutdown().await;
+                    return close(socket, &1001u16.to_be_bytes()).await;
                 };
                 let begun = Instant::now();
                 for event in events {
@@ -112,6 +112,18 @@ async fn serve(mut socket: UnixStream, mut cursor: Cursor) -> std::io::Result<()
             }
         }
     }
+}
+
+/// Says that it is over. What the client sends until it has read that is thrown away, for unread it would cut it off.
+async fn close(mut socket: UnixStream, said: &[u8]) -> std::io::Result<()> {
+    socket.write_all(&message(CLOSE, said)).await?;
+    socket.shutdown().await?;
+    let rest = async {
+        let mut thrown = [0; 4 << 10];
+        while socket.read(&mut thrown).await? > 0 {}
+        Ok(())
+    };
+    tokio::time::timeout(LINGER, rest).await.unwrap_or(Ok(()))
 }
 
 /// A frame as a server sends it.
@@ -137,11 +149,19 @@ fn take_frame(buffer: &mut BytesMut) -> Option<Result<(u8, Vec<u8>), u16>> {
     let (first, second) = (*buffer.first()?, *buffer.get(1)?);
     let (length, start) = match second & 127 {
         126 => (usize::from(u16::from_be_bytes([*buffer.get(2)?, *buffer.get(3)?])), 4),
-        127 => return Some(Err(1009)),
+        // As a whole it need not be read to be refused.
+        127 => (usize::MAX, 10),
         short => (usize::from(short), 2),
     };
+    let (opcode, is_last) = (first & 15, first & 128 != 0);
+    let known = match opcode {
+        0..=BINARY => true,
+        // What controls is short and comes in one piece; a reason to close begins with a code.
+        CLOSE..=PONG => is_last && length <= 125 && (opcode != CLOSE || length != 1),
+        _ => false,
+    };
     // What a client sends is masked, and uses no extension.
-    if second & 128 == 0 || first & 0x70 != 0 {
+    if !known || second & 128 == 0 || first & 0x70 != 0 {
         return Some(Err(1002));
     }
     if length > MESSAGE_MAX {
@@ -154,7 +174,7 @@ fn take_frame(buffer: &mut BytesMut) -> Option<Result<(u8, Vec<u8>), u16>> {
     let mask = buffer.split_to(4);
     let payload =
         buffer.split_to(length).iter().zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask).collect();
-    Some(Ok((first & 15, payload)))
+    Some(Ok((opcode, payload)))
 }
 
 #[cfg(test)]
@@ -173,6 +193,16 @@ mod tests {
         }
         assert_eq!(take_frame(&mut BytesMut::from(&[0x81, 1, b'a'][..])), Some(Err(1002)));
         assert_eq!(take_frame(&mut BytesMut::from(&[0x81, 0xff, 0, 0][..])), Some(Err(1009)));
+        for bad in [
+            &[0x89, 0xfe, 0, 126][..],
+            &[0x09, 0x80, 0, 0, 0, 0],
+            &[0x83, 0x80, 0, 0, 0, 0],
+            &[0x8b, 0x80, 0, 0, 0, 0],
+            &[0x88, 0x81, 0, 0, 0, 0, 1],
+            &[0xc1, 0x80, 0, 0, 0, 0],
+        ] {
+            assert_eq!(take_frame(&mut BytesMut::from(bad)), Some(Err(1002)), "{bad:x?}");
+        }
         assert_eq!(message(TEXT, &[0; 200])[..4], [0x81, 126, 0, 200]);
     }
 }
