@@ -135,7 +135,8 @@ choice! {
 settings! {
     /// What is let go: records and payloads, under a signed checkpoint and by whole bundles of 256; never hash tiles.
     pub struct RetentionSettings {
-        /// By what it is judged.
+        /// By what it is judged. Whole bundles of 256 entries are let go, and none that the newest checkpoint does not cover, so
+        /// that up to 255 more stay than are asked for. It is looked at with each checkpoint and each `checkpoint.interval`.
         policy: Policy = Policy::None => Hot;
         /// Age at which an entry is let go.
         max_age: Span = Span::secs(30 * 86_400) => Hot;
@@ -187,6 +188,8 @@ impl RegistrySettings {
             ("channels.committed", self.channels.committed as u64),
             ("checkpoint.entries", self.checkpoint.entries),
             ("retention.max_count", self.retention.max_count),
+            ("retention.target_bytes", self.retention.target_bytes.0),
+            ("limits.max_body_bytes", limits.max_body_bytes.0),
         ];
         for (key, _) in positive.into_iter().filter(|(_, value)| *value == 0) {
             problems.add(format!("registry.{key}"), "must be at least 1");
@@ -203,6 +206,11 @@ impl RegistrySettings {
         ];
         for (key, _) in times.into_iter().filter(|(_, value)| value.0 < Duration::from_millis(10)) {
             problems.add(format!("registry.{key}"), "must be at least 10ms");
+        }
+        for (key, value) in [("dir", &self.dir), ("trust_roots", &self.trust_roots)] {
+            if value.is_empty() {
+                problems.add(format!("registry.{key}"), "must not be empty");
+            }
         }
         if self.channels.events != ron_kernel::bus::BUS_CAPACITY {
             problems.add("registry.channels.events", "is 1024: the bus is one for the whole process");

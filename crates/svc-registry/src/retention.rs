@@ -18,6 +18,8 @@ use std::time::Duration;
 const BATCH: usize = 256;
 const BATCH_BYTES: usize = 4 << 20;
 const REST: Duration = Duration::from_millis(20);
+/// How soon after a look there is another, however short the interval of checkpoints is.
+const LOOK: Duration = Duration::from_secs(1);
 /// Entries looked at to find where a cycle ends.
 const CYCLE_MAX: u64 = 100_000;
 
@@ -26,10 +28,13 @@ pub(crate) async fn retain(shared: Arc<Shared>, commands: Arc<Receiver<()>>) -> 
     // What a manifest let go before a crash is removed now.
     remove(&shared, &hand).await?;
     loop {
+        let interval = shared.settings.load().checkpoint.interval.0;
         tokio::select! {
             biased;
             () = shared.service.shutdown().draining() => return Ok(()),
             command = commands.recv() => if command.is_none() { return Ok(()) },
+            // Entries grow old also while none are added.
+            () = tokio::time::sleep(interval.max(LOOK)) => {}
         }
         if shared.damage().is_some() {
             continue;
@@ -248,6 +253,17 @@ mod tests {
             }
         });
         assert!(matches!(state(254), Err(RestoreError::Pruned { .. })) && state(255).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_grows_old_is_let_go_though_nothing_is_added() {
+        let registry = registry(settings(Policy::Age));
+        let (_command, commands) = crate::fixture::commands(&registry.shared);
+        let shared = registry.shared.clone();
+        tokio::select! {
+            ended = retain(shared.clone(), commands) => panic!("it ends: {ended:?}"),
+            () = crate::fixture::until(|| shared.min_version() == 256) => {}
+        }
     }
 
     #[tokio::test]
