@@ -68,7 +68,7 @@ reasons! {
     RevokedKey = "revoked_key", 422, false, "The signer is not in the set in force";
     QuorumFailed = "quorum_failed", 422, false, "Too few approvals count";
     PolicyChanged = "policy_changed", 422, false, "The signer set has changed since the proposal was written";
-    Expired = "expired", 422, false, "The proposal is past its end";
+    Expired = "expired", 422, false, "It is too late for this proposal";
     DigestSent = "digest_mismatch", 422, false, "The content is not what its digest says";
     RateLimit = "rate_limit", 429, true, "The rate limit is reached";
     QuotaGlobal = "quota_global", 429, true, "The rate limit of this service is reached";

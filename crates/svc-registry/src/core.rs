@@ -26,6 +26,8 @@ use tokio::sync::oneshot;
 const ALONE: usize = 16;
 /// Milliseconds that the clock may be behind the last entry.
 const CLOCK_BEHIND_MAX: u64 = 300_000;
+/// Of a proposal that has ended.
+const PAST_END: &str = "it is past its end: propose it anew with a later `expires_at`";
 
 /// Everything the Committer owns.
 #[derive(Debug)]
@@ -223,8 +225,12 @@ impl Core {
             }
             Ask::Withdraw { id } => {
                 if self.pending.remove(id).is_none() {
-                    self.settled(batch, id)?;
-                    return Err(Refusal::new(Reason::Expired, "it was committed and cannot be withdrawn"));
+                    if self.gone(batch, id) == Some(Gone::Withdrawn) {
+                        return Ok(Done::Withdrawn);
+                    }
+                    let HeadInfo { version, .. } = self.settled(batch, id)?;
+                    let detail = format!("it became version {version} and cannot be withdrawn; supersede it");
+                    return Err(Refusal::new(Reason::Expired, detail));
                 }
                 batch.end(id, Some((Gone::Withdrawn, now)));
                 batch.changes.forgotten.extend(self.pending.note_gone(id));
@@ -267,7 +273,8 @@ impl Core {
             return Ok(if commit { Done::Committed(info) } else { proposed });
         }
         if payload.expires_at < now {
-            return Err(Refusal::new(Reason::Expired, "its `expires_at` has passed"));
+            let detail = "its `expires_at` has passed: propose it anew with a later one";
+            return Err(Refusal::new(Reason::Expired, detail));
         }
         if payload.signers_version != self.state.signers_version() {
             let now = self.state.signers_version();
@@ -335,15 +342,9 @@ impl Core {
         checked: Option<Checked>,
         now: u64,
     ) -> Reply {
-        let Some(waiting) = self.pending.get(id) else {
-            self.settled(batch, id)?;
-            return Err(Refusal::new(
-                Reason::Expired,
-                "it was committed already: the approval comes too late",
-            ));
-        };
+        let Some(waiting) = self.pending.get(id) else { return self.approved_before(batch, id, approval) };
         if waiting.ends_at < now {
-            return Err(Refusal::new(Reason::Expired, "it is past its end"));
+            return Err(Refusal::new(Reason::Expired, PAST_END));
         }
         let held = waiting.approvals.iter().find(|held| held.approval().signer == approval.signer);
         match held {
@@ -372,6 +373,22 @@ impl Core {
         };
         let Tally { have, need, of } = judged.in_force;
         Ok(Done::Approved { have, need, of, met: judged.met(), committed, not_committed })
+    }
+
+    /// An approval of what is pending no more: one that the entry was made with is told the same again.
+    fn approved_before(&self, batch: &Batch, id: B3, approval: &Approval) -> Reply {
+        let info = self.settled(batch, id)?;
+        let new = batch.changes.entries.iter().map(|(entry, _)| entry);
+        let new = new.clone().find(|entry| entry.record().version == info.version).cloned();
+        let entry = new.map_or_else(|| Ok(self.stored(info.version)?.0), Ok::<_, Refusal>)?;
+        let approvals = &entry.record().approvals;
+        if !approvals.iter().any(|kept| (&kept.signer, &kept.sig) == (&approval.signer, &approval.sig)) {
+            let detail = format!("it became version {} already and needs no approval any more", info.version);
+            return Err(Refusal::new(Reason::Expired, detail));
+        }
+        let (have, signers) = (approvals.len() as u64, self.state.signers());
+        let (need, of) = (signers.threshold(), signers.approvers());
+        Ok(Done::Approved { have, need, of, met: true, committed: Some(info), not_committed: None })
     }
 
     /// Commits what has its quorum, where that is wanted.
@@ -404,7 +421,7 @@ impl Core {
     fn commit(&mut self, batch: &mut Batch, id: B3, now: u64) -> Result<HeadInfo, Refusal> {
         let Some(waiting) = self.pending.get(id).cloned() else { return self.settled(batch, id) };
         if waiting.ends_at < now {
-            return Err(Refusal::new(Reason::Expired, "it is past its end"));
+            return Err(Refusal::new(Reason::Expired, PAST_END));
         }
         let info = self.append(batch, &waiting, now)?;
         self.pending.remove(id);
@@ -471,15 +488,19 @@ impl Core {
         if let Some(info) = batch.committed.iter().find(|info| info.payload_b3 == id) {
             return Ok(Some(*info));
         }
-        let failed = |error: StoreError| Refusal::new(Reason::Storage, error.to_string());
-        let Some(version) = self.shared.store.committed(id).map_err(failed)? else { return Ok(None) };
-        let pair = self.shared.store.reader().and_then(|reader| reader.pair(version)).map_err(failed)?;
+        let version = self.shared.store.committed(id).map_err(unread)?;
+        version
+            .map(|version| self.stored(version).map(|(entry, proposal)| info(&entry, proposal.payload())))
+            .transpose()
+    }
+
+    /// An entry of before this batch.
+    fn stored(&self, version: u64) -> Result<(Entry, Proposal), Refusal> {
+        let pair = self.shared.store.reader().and_then(|reader| reader.pair(version)).map_err(unread)?;
         let pair =
             pair.ok_or_else(|| Refusal::new(Reason::Pruned, format!("it became version {version}")))?;
-        let bad = |what: String| Refusal::new(Reason::Storage, what);
-        let entry = Entry::parse(pair.0).map_err(|error| bad(error.to_string()))?;
-        let proposal = Proposal::parse_canonical(pair.1).map_err(|error| bad(error.to_string()))?;
-        Ok(Some(info(&entry, proposal.payload())))
+        let entry = Entry::parse(pair.0).map_err(unread)?;
+        Ok((entry, Proposal::parse_canonical(pair.1).map_err(unread)?))
     }
 
     /// What became of a proposal that is not pending.
@@ -487,13 +508,18 @@ impl Core {
         if let Some(info) = self.found(batch, id)? {
             return Ok(info);
         }
-        let gone = batch.changes.ended.iter().find(|(ended, _)| *ended == id).and_then(|(_, how)| *how);
-        let stored = || self.shared.store.reader().and_then(|reader| reader.gone(id)).ok().flatten();
-        Err(match gone.or_else(stored) {
-            Some((Gone::Withdrawn, _)) => Refusal::new(Reason::Expired, "it was withdrawn"),
-            Some((Gone::Expired, _)) => Refusal::new(Reason::Expired, "it is past its end"),
+        Err(match self.gone(batch, id) {
+            Some(Gone::Withdrawn) => Refusal::new(Reason::Expired, "it was withdrawn: propose it anew"),
+            Some(Gone::Expired) => Refusal::new(Reason::Expired, PAST_END),
             None => Refusal::new(Reason::NotFound, "no such proposal is known"),
         })
+    }
+
+    /// How a proposal came to nothing, if it did.
+    fn gone(&self, batch: &Batch, id: B3) -> Option<Gone> {
+        let ended = batch.changes.ended.iter().rev().find(|(ended, _)| *ended == id);
+        let stored = || self.shared.store.reader().and_then(|reader| reader.gone(id)).ok().flatten();
+        ended.and_then(|(_, how)| *how).or_else(stored).map(|(how, _)| how)
     }
 
     fn expire(&mut self, batch: &mut Batch, now: u64) {
@@ -615,6 +641,11 @@ fn lacking(judged: &Judgement, approvals: &[CheckedApproval]) -> String {
         format!("the approval of {} does not count: {why}", approvals[*index].approval().signer)
     });
     sets.into_iter().filter_map(lacks).chain(aside).collect::<Vec<_>>().join("; ")
+}
+
+/// What is told when something that is kept cannot be read.
+fn unread(error: impl std::fmt::Display) -> Refusal {
+    Refusal::new(Reason::Storage, error.to_string())
 }
 
 /// What a caller is told of a write that failed.

@@ -161,7 +161,6 @@ impl std::fmt::Display for Refused {
         let advice = match code.as_str() {
             "chain_mismatch" => "look at the present state and propose the change anew",
             "policy_changed" => "propose it anew and have it approved under the present signer set",
-            "expired" => "propose it anew",
             "quorum_failed" => {
                 "`ron registry proposals` says who has approved; `ron registry approve` adds one"
             }

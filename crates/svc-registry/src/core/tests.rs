@@ -51,6 +51,11 @@ fn a_change_is_proposed_approved_and_committed_once() {
     assert_eq!(registry.shared.head(), done);
     assert_eq!(registry.committed.try_recv().unwrap(), done.head());
     assert!(registry.committed.try_recv().is_err(), "told once");
+    let again = Ask::Approve { id, approval: approval(3, id) };
+    let Ok(Done::Approved { have: 2, need: 2, of: 3, met: true, committed, .. }) = registry.ask(again) else {
+        panic!("who did not hear the answer asks again")
+    };
+    assert_eq!(committed, Some(done));
     let late = Ask::Approve { id, approval: approval(2, id) };
     assert_eq!(reason(registry.ask(late)), Reason::Expired);
     assert_eq!(reason(registry.ask(Ask::Commit { id: B3::ZERO })), Reason::NotFound);
@@ -156,7 +161,7 @@ fn a_proposal_can_be_withdrawn_and_ends_by_itself() {
     let mut registry = fixture();
     assert!(registry.ask(propose(&first)).is_ok());
     assert_eq!(registry.ask(Ask::Withdraw { id }), Ok(Done::Withdrawn));
-    assert_eq!(reason(registry.ask(Ask::Withdraw { id })), Reason::Expired);
+    assert_eq!(registry.ask(Ask::Withdraw { id }), Ok(Done::Withdrawn), "once more is the same");
     assert_eq!(reason(registry.ask(Ask::Commit { id })), Reason::Expired);
     assert!(registry.ask(propose(&first)).is_ok(), "it may be proposed again");
     assert!(registry.shared.store.reader().unwrap().gone(id).unwrap().is_none());
