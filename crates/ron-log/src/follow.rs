@@ -308,7 +308,7 @@ impl Follower {
         if B3::parse(b3) != Some(B3::of(body.as_bytes())) {
             return Err(KeptError::Damaged);
         }
-        let json = Json::parse(body.as_bytes()).ok().ok_or(KeptError::Damaged)?;
+        let json = Json::parse_around(body.as_bytes()).ok().ok_or(KeptError::Damaged)?;
         if json.member("roots_b3").and_then(Json::text) != Some(&roots.b3().to_string()) {
             return Err(KeptError::OtherRoots);
         }

@@ -19,7 +19,8 @@ pub fn payload(bytes: &[u8]) -> (Option<Payload>, Result<Payload, PayloadError>)
 /// The same of a payload with approvals beside it.
 pub fn with_approvals(bytes: &[u8]) -> (Option<Sent>, Option<Sent>) {
     let general = || {
-        let json = Json::parse(bytes).ok().filter(|json| json.members().is_some_and(|all| all.len() == 2))?;
+        let json =
+            Json::parse_around(bytes).ok().filter(|json| json.members().is_some_and(|all| all.len() == 2))?;
         let list = json.member("approvals")?.list().filter(|list| list.len() <= SIGNERS_MAX)?;
         let approvals = list.iter().map(Approval::from_json).collect::<Result<_, _>>().ok()?;
         Some((Proposal::from_json(json.member("payload")?).ok()?, approvals))

@@ -20,6 +20,9 @@ pub const NUMBER_MAX: u64 = (1 << 53) - 1;
 /// Values inside values; more is refused before it can exhaust a stack.
 pub const DEPTH_MAX: usize = 32;
 
+/// How many values a payload or a state may stand in itself, as in a page of the log.
+const AROUND_MAX: usize = 4;
+
 /// A JSON value. Members of an object are unique and in canonical order.
 ///
 /// Its tag is a whole word: with one of a byte, every value that is handed on is copied in misaligned pieces,
@@ -41,12 +44,17 @@ pub enum Json<'a> {
 impl<'a> Json<'a> {
     /// Reads JSON as a client may write it.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, JsonError> {
-        parse::document(bytes, false)
+        parse::document(bytes, false, DEPTH_MAX)
+    }
+
+    /// The same of a document that payloads or a state stand in, each of which may have all its levels there too.
+    pub fn parse_around(bytes: &'a [u8]) -> Result<Self, JsonError> {
+        parse::document(bytes, false, DEPTH_MAX + AROUND_MAX)
     }
 
     /// Reads canonical bytes and nothing else.
     pub fn parse_canonical(bytes: &'a [u8]) -> Result<Self, JsonError> {
-        parse::document(bytes, true)
+        parse::document(bytes, true, DEPTH_MAX)
     }
 
     /// Its canonical form.

@@ -103,7 +103,7 @@ impl Proposal {
         let mut cursor = Cursor::new(bytes)?;
         cursor.literal(r#"{"payload":"#)?;
         let begin = cursor.at();
-        let payload = Payload::read(&mut cursor, 1)?;
+        let payload = Payload::read(&mut cursor)?;
         let canonical = &bytes[begin..cursor.at()];
         cursor.literal(r#","approvals":["#)?;
         let mut approvals = Vec::with_capacity(4);
@@ -166,13 +166,13 @@ impl Payload {
     /// Reads canonical bytes without making a tree of more than the bodies, which it need not write again.
     pub(crate) fn quick(bytes: &[u8]) -> Option<Self> {
         let mut cursor = Cursor::new(bytes)?;
-        let payload = Self::read(&mut cursor, 0)?;
+        let payload = Self::read(&mut cursor)?;
         cursor.end()?;
         Some(payload)
     }
 
-    /// The same where more may follow; `depth` is how many values it stands in.
-    fn read(cursor: &mut Cursor<'_>, depth: usize) -> Option<Self> {
+    /// The same where more may follow.
+    fn read(cursor: &mut Cursor<'_>) -> Option<Self> {
         cursor.literal(r#"{"base_version":"#)?;
         let base_version = cursor.whole()?;
         cursor.literal(r#","expires_at":"#)?;
@@ -187,7 +187,7 @@ impl Payload {
         cursor.literal(r#","ops":["#)?;
         let mut ops = Vec::with_capacity(1);
         loop {
-            ops.push(Op::quick(cursor, depth)?);
+            ops.push(Op::quick(cursor)?);
             if !cursor.eat(",") {
                 break;
             }
@@ -279,11 +279,11 @@ fn check_ops(ops: &[Op]) -> Result<(), Misfit> {
 
 impl Op {
     /// As [`Op::from_json`], from canonical bytes.
-    fn quick(cursor: &mut Cursor<'_>, depth: usize) -> Option<Self> {
+    fn quick(cursor: &mut Cursor<'_>) -> Option<Self> {
         cursor.literal("{")?;
         let body = if cursor.eat(r#""body":"#) {
             // It stands in the operation, the list and the payload.
-            let body = cursor.value(depth + 3)?;
+            let body = cursor.value(3)?;
             cursor.literal(",")?;
             Some(body)
         } else {

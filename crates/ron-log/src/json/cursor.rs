@@ -4,14 +4,14 @@
 //! says what is wrong, or that nothing is: this one may refuse what that one takes, never the other way round.
 
 use super::parse::Reader;
-use super::{Json, NUMBER_MAX};
+use super::{DEPTH_MAX, Json, NUMBER_MAX};
 use std::borrow::Cow;
 
 pub(crate) struct Cursor<'a>(Reader<'a>);
 
 impl<'a> Cursor<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Option<Self> {
-        Some(Self(Reader::new(std::str::from_utf8(bytes).ok()?, true)))
+        Some(Self(Reader::new(std::str::from_utf8(bytes).ok()?, true, DEPTH_MAX)))
     }
 
     /// How many bytes were read.
@@ -65,7 +65,8 @@ impl<'a> Cursor<'a> {
         Some(taken)
     }
 
-    /// Any value, with what it was read from, which is its canonical form; `depth` is how many it stands in.
+    /// Any value, with what it was read from, which is its canonical form; `depth` is how many it stands in
+    /// within its document.
     pub(crate) fn value(&mut self, depth: usize) -> Option<(Json<'a>, &'a str)> {
         let start = self.0.at;
         let value = self.0.value(depth).ok()?;

@@ -1,6 +1,6 @@
 //! The reader: one pass over the bytes, no more memory than the values need.
 
-use super::{DEPTH_MAX, Json, NUMBER_MAX, write};
+use super::{Json, NUMBER_MAX, write};
 use std::borrow::Cow;
 use std::cmp::Ordering;
 
@@ -12,10 +12,10 @@ pub struct JsonError {
     pub what: &'static str,
 }
 
-pub(super) fn document(bytes: &[u8], canonical: bool) -> Result<Json<'_>, JsonError> {
+pub(super) fn document(bytes: &[u8], canonical: bool, depth_max: usize) -> Result<Json<'_>, JsonError> {
     let text =
         std::str::from_utf8(bytes).map_err(|bad| JsonError { at: bad.valid_up_to(), what: "not UTF-8" })?;
-    let mut reader = Reader::new(text, canonical);
+    let mut reader = Reader::new(text, canonical, depth_max);
     let value = reader.value(0)?;
     reader.space();
     if reader.at == bytes.len() { Ok(value) } else { Err(reader.bad("more follows the value")) }
@@ -36,11 +36,12 @@ pub(super) struct Reader<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) at: usize,
     canonical: bool,
+    depth_max: usize,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(text: &'a str, canonical: bool) -> Self {
-        Self { text, bytes: text.as_bytes(), at: 0, canonical }
+    pub(super) fn new(text: &'a str, canonical: bool, depth_max: usize) -> Self {
+        Self { text, bytes: text.as_bytes(), at: 0, canonical, depth_max }
     }
 
     fn bad(&self, what: &'static str) -> JsonError {
@@ -70,7 +71,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn value(&mut self, depth: usize) -> Result<Json<'a>, JsonError> {
-        if depth == DEPTH_MAX {
+        if depth == self.depth_max {
             return Err(self.bad("nested too deeply"));
         }
         self.space();

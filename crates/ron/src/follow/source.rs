@@ -118,7 +118,7 @@ impl Source {
     pub(super) async fn entries(&self, from: u64) -> Result<Vec<(Vec<u8>, Vec<u8>)>, AskError> {
         let bytes = self.get(&format!("/registry/log?from={from}&limit={PAGE}")).await?;
         // Read by the registry's own reader: another may round a number, and the hash would differ.
-        let json = Json::parse(&bytes).map_err(failed)?;
+        let json = Json::parse_around(&bytes).map_err(failed)?;
         let entries = json.member("entries").and_then(Json::list).ok_or_else(|| failed("no entries"))?;
         let pair = |entry: &Json<'_>| Served::of(entry).map(|served| (served.record, served.payload));
         entries.iter().take(PAGE as usize).map(pair).collect::<Result<_, _>>().map_err(failed)
@@ -144,7 +144,7 @@ impl Source {
     /// Everything that a follower at a size needs to go on from the newest state that was signed.
     pub(super) async fn snapshot(&self, own_size: u64) -> Result<SnapshotPage, AskError> {
         let bytes = self.get_within("/registry/snapshot", Duration::ZERO, STATE_MAX).await?;
-        let json = Json::parse(&bytes).map_err(failed)?;
+        let json = Json::parse_around(&bytes).map_err(failed)?;
         let missing = || failed("its snapshot is incomplete");
         let version = json.member("version").and_then(Json::whole).ok_or_else(missing)?;
         let snapshot = json.member("note").and_then(Json::text).ok_or_else(missing)?;

@@ -243,7 +243,7 @@ pub(crate) fn approve(
 /// Shows what a signer is about to sign; the id says that it is this and nothing else.
 fn seen(registry: &Registry, proposal: &str) -> anyhow::Result<B3> {
     let answer = registry.bytes("GET", &format!("/registry/proposals/{proposal}"), b"")?;
-    let document = Json::parse(&answer).context("the node's answer is no JSON")?;
+    let document = Json::parse_around(&answer).context("the node's answer is no JSON")?;
     let state = document.member("state").and_then(Json::text).unwrap_or("unknown");
     let payload = document.member("payload").with_context(|| match document.member("version") {
         Some(version) => {

@@ -65,7 +65,7 @@ fn checkpoint(registry: &Registry) -> anyhow::Result<(Note, Checkpoint, NoteKey)
 /// A change with its path to the root of the tree of a size.
 fn change(registry: &Registry, version: u64, size: u64) -> anyhow::Result<Inclusion> {
     let bytes = registry.bytes("GET", &format!("/registry/{version}"), b"")?;
-    let json = Json::parse(&bytes).context("an entry is no JSON")?;
+    let json = Json::parse_around(&bytes).context("an entry is no JSON")?;
     let found = Served::of(&json)?;
     let entry = Entry::parse(found.record).with_context(|| format!("version {version}"))?;
     let proposal = Proposal::parse_canonical(found.payload).with_context(|| format!("version {version}"))?;

@@ -232,7 +232,9 @@ fn a_route_that_two_approved_goes_live_and_one_that_is_wrong_does_not() {
     let node = follower(&["gateway"], &relay, &registry.roots, "");
     assert_eq!(get(&node.gateway(), "/r").status, 404);
     let upstream = put("upstream", "u", json!({"name": "u", "servers": [origin.url()]}));
-    let version = registry.commit(&[upstream, route("r", "u")]);
+    // What governs nothing, however deep it is, holds nobody up.
+    let deep = (1..29).fold(json!([]), |inner, _| json!([inner]));
+    let version = registry.commit(&[upstream, route("r", "u"), put("x-deep", "d", deep)]);
     serves(&node, "/r");
     assert_eq!(get(&node.gateway(), "/r").text(), "governed");
     is_at(&node, version);

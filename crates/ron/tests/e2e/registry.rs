@@ -324,6 +324,56 @@ fn a_refusal_says_what_to_do() {
 }
 
 #[test]
+fn a_body_as_deep_and_as_exact_as_it_may_be_is_shown_approved_and_verified_as_it_is() {
+    let (node, token) = node();
+    let dir = node.dir.path();
+    let good = |args: &[&str]| {
+        let (code, out, error) = ask(&node, &token, args);
+        assert_eq!(code, 0, "{args:?}: {out} {error}");
+        out + &error
+    };
+    // The numbers are read wrongly by whoever does not take care of the last bit.
+    let body = |deep: usize| {
+        let deep = format!("{}{}", "[".repeat(deep), "]".repeat(deep));
+        format!("{{\"deep\":{deep},\"h\":4503599627370495.5,\"n\":14.750598826453967}}")
+    };
+    std::fs::write(dir.join("deep.json"), body(28)).unwrap();
+    let proposal = ask(&node, &token, &["put", "x-geo", "home", "deep.json", "--yes"]).1;
+    let http = node.address("registry", "http");
+    let shown = ron_testkit::get(&http, &format!("/registry/proposals/{proposal}")).text();
+    assert!(shown.contains(&format!("\"body\":{}", body(28))), "{shown}");
+    assert!(good(&["approve", &proposal, "--key", "a", "--signer", "a"]).contains("14.750598826453967"));
+    good(&["approve", &proposal, "--key", "b", "--signer", "b"]);
+    good(&["commit", &proposal, "--wait", "checkpointed"]);
+    good(&["proof", "1", "--out", "proof"]);
+    good(&["export", "export"]);
+    assert!(good(&["verify"]).contains("good: 2 entries"));
+    let key = run(dir, &["key", "show", "node.key"]).1;
+    for what in [["--proof", "proof"], ["--export", "export"]] {
+        let offline = [&["registry", "verify", "--trust-roots", "roots.json", "--log-key", &key], &what[..]];
+        let (code, said, error) = run(dir, &offline.concat());
+        assert!(code == 0 && said.starts_with("good: "), "{said} {error}");
+    }
+    // Once more from what is shown: nothing changes.
+    let item: serde_json::Value = serde_json::from_str(&good(&["items", "x-geo", "home", "--json"])).unwrap();
+    std::fs::write(dir.join("again.json"), item["body"].to_string()).unwrap();
+    let (_, _, error) = ask(&node, &token, &["put", "x-geo", "home", "again.json", "--yes"]);
+    assert!(error.contains("nothing changes"), "{error}");
+    // Whoever asks in CBOR gets the same number.
+    let cbor = [("Accept", "application/cbor")];
+    let entry = ron_testkit::request(&http, "GET", "/registry/1", &cbor, b"").unwrap().body;
+    let exact = 14.750598826453967_f64.to_be_bytes();
+    assert!(entry.windows(8).any(|bytes| bytes == exact), "{entry:?}");
+    // To undo a later change brings it back as it was.
+    std::fs::write(dir.join("other.json"), "1").unwrap();
+    commit(&node, &token, &["put", "x-geo", "home", "other.json"]);
+    assert!(good(&["supersede"]).contains("14.750598826453967"));
+    std::fs::write(dir.join("deep.json"), body(29)).unwrap();
+    let (code, _, error) = ask(&node, &token, &["put", "x-geo", "home", "deep.json", "--yes"]);
+    assert!(code != 0 && error.contains("nested too deeply"), "{error}");
+}
+
+#[test]
 fn signers_with_post_quantum_and_hybrid_keys_approve_by_the_command_line() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path();

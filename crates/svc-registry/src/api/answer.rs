@@ -82,6 +82,13 @@ pub(super) fn value(status: u16, value: &Value, format: Format, corr: &CorrId) -
     raw(status, bytes, kind, corr)
 }
 
+/// An object with a payload as its last member, as it was hashed: written anew, a number may look otherwise.
+pub(super) fn with_payload(rest: &Value, payload: &[u8]) -> String {
+    let mut text = rest.to_string();
+    text.pop();
+    text + ",\"payload\":" + &String::from_utf8_lossy(payload) + "}"
+}
+
 /// JSON text in the form asked for.
 pub(super) fn json(status: u16, text: impl Into<Bytes>, format: Format, corr: &CorrId) -> Response<Body> {
     let text = text.into();

@@ -199,30 +199,34 @@ impl Api {
             if let Some(version) = store.committed(id)? {
                 // Written, and shown to nobody: its flush failed, or is not yet over; or it was not when this was asked.
                 if version > head {
-                    return Ok(Some(json!({"proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": "pending"})));
+                    let body = json!({"proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": "pending"});
+                    return Ok(Some(body.to_string()));
                 }
                 let hash = reader.entry(version)?.map(|record| entry_hash(&record).to_string());
                 let (id, hash) = (id.to_string(), hash.map_or(Value::Null, Value::from));
-                return Ok(Some(json!({"proposal_id": id, "payload_b3": id, "state": "committed", "version": version, "hash": hash})));
+                let body = json!({"proposal_id": id, "payload_b3": id, "state": "committed", "version": version, "hash": hash});
+                return Ok(Some(body.to_string()));
             }
             if let Some(kept) = reader.proposal(id)? {
-                return Ok(Some(pending_json(id, kept, &signers)));
+                return Ok(Some(pending_text(id, kept, &signers)));
             }
             Ok(reader.gone(id)?.map(|(how, at)| {
                 let state = if how == Gone::Expired { "expired" } else { "withdrawn" };
                 json!({"proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": state, "ended_at": at})
+                    .to_string()
             }))
         });
         let open = || {
             let state = self.shared.open(id)?;
-            Some(json!({"proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": state}))
+            let body = json!({"proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": state});
+            Some(body.to_string())
         };
         let found = match found.await {
             Ok(found) => found.or_else(open),
             Err(rejection) => Some(open().ok_or(rejection)?),
         };
         let body = found.ok_or_else(|| not_found("no such proposal is known"))?;
-        Ok(answer::value(200, &body, asked.format, asked.corr))
+        Ok(answer::json(200, body, asked.format, asked.corr))
     }
 
     /// Says that a version is kept no more, and which checkpoint covers it.
@@ -237,23 +241,24 @@ impl Api {
 }
 
 /// A pending proposal with what its approvals come to.
-fn pending_json(id: B3, kept: crate::store::Kept, signers: &ron_log::SignerSet) -> Value {
-    let payload: Value = serde_json::from_slice(&kept.payload).unwrap_or_default();
+fn pending_text(id: B3, kept: crate::store::Kept, signers: &ron_log::SignerSet) -> String {
     let approvals: Vec<Value> = kept
         .approvals
         .iter()
         .filter_map(|approval| serde_json::from_str(&approval.canonical()).ok())
         .collect();
+    let payload = kept.payload.clone();
     let set = Proposal::parse_canonical(kept.payload).ok().as_ref().and_then(proposed);
     let check = |approval: ron_log::Approval| approval.check(id, signers, set.as_ref()).ok();
     let checked: Vec<_> = kept.approvals.into_iter().filter_map(check).collect();
     let judged = Judgement::of(id, &checked, signers, set.as_ref(), crate::shared::now_millis());
     let met = judged.is_ok_and(|judged| judged.met());
-    json!({
+    let rest = json!({
         "proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": "pending",
-        "received_at": kept.received_at, "expires_at": kept.ends_at, "payload": payload, "approvals": approvals,
+        "received_at": kept.received_at, "expires_at": kept.ends_at, "approvals": approvals,
         "quorum": {"m": signers.threshold(), "n": signers.approvers()}, "met": met,
-    })
+    });
+    answer::with_payload(&rest, &payload)
 }
 
 /// A record with its hash and payload.

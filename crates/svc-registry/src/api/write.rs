@@ -18,7 +18,7 @@ use ron_kernel::reason::Reason;
 use ron_kernel::sync::PushError;
 use ron_log::json::Json;
 use ron_log::{Approval, B3, Proposal};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -109,10 +109,9 @@ impl Api {
         match self.submit(&self.proposals, Ask::Supersede, &asked, "propose").await? {
             Done::Proposed { proposal, ends_at } => {
                 let id = proposal.b3().to_string();
-                let payload: Value = serde_json::from_slice(proposal.bytes()).unwrap_or_default();
-                let body =
-                    json!({"proposal_id": id, "payload_b3": id, "expires_at": ends_at, "payload": payload});
-                Ok(answer::value(202, &body, asked.format, asked.corr))
+                let rest = json!({"proposal_id": id, "payload_b3": id, "expires_at": ends_at});
+                let body = answer::with_payload(&rest, proposal.bytes());
+                Ok(answer::json(202, body, asked.format, asked.corr))
             }
             Done::Approved { .. } | Done::Committed(_) | Done::Withdrawn => Err(other_answer()),
         }
@@ -326,7 +325,7 @@ fn parse_proposal(body: &[u8], is_cbor: bool) -> Result<(Proposal, Vec<Approval>
         return Ok(read);
     }
     let text = as_json(body, is_cbor)?;
-    let json = Json::parse(&text).map_err(|bad| malformed(bad.to_string()))?;
+    let json = Json::parse_around(&text).map_err(|bad| malformed(bad.to_string()))?;
     let bad = |error: ron_log::payload::PayloadError| malformed(error.to_string());
     let Some(payload) = json.member("payload") else {
         known("the payload", &json, PAYLOAD)?;
