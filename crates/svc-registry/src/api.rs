@@ -263,7 +263,7 @@ impl Api {
         op: &'static str,
         read: impl Fn(&Reader) -> Result<T, StoreError> + Send + Sync + 'static,
     ) -> Result<T, Rejection> {
-        in_time(asked, self.shared.read(op, read)).await?.map_err(|error| unreadable(&error))
+        in_time(asked, self.shared.read(op, read)).await?.map_err(|error| unreadable(&self.shared, &error))
     }
 
     /// A request's budget; what it asks to wait for comes on top.
@@ -359,7 +359,11 @@ fn endpoint_label(endpoint: Endpoint) -> &'static str {
 }
 
 /// What a client is told of a store that cannot be read.
-fn unreadable(error: &StoreError) -> Rejection {
+fn unreadable(shared: &Shared, error: &StoreError) -> Rejection {
+    if let StoreError::DamagedEntry { version, what } = error {
+        shared.damaged(*version, what);
+        return Rejection::new(Reason::Storage, format!("version {version} is damaged"));
+    }
     tracing::warn!(%error, "the registry's store could not be read");
     Rejection::new(Reason::Storage, "the storage cannot be read now")
 }

@@ -313,6 +313,11 @@ impl Shared {
         recent.drain(..over);
     }
 
+    #[cfg(test)]
+    pub(crate) fn forget_recent(&self) {
+        self.recent.lock().clear();
+    }
+
     /// Up to so many of the newest entries from a version on; none if they do not reach back so far.
     pub(crate) fn recent(&self, from: u64, count: usize) -> Vec<HeadInfo> {
         let recent = self.recent.lock();
@@ -369,8 +374,12 @@ impl Shared {
 
     /// Something that was stored is not what it was: nothing is written on top of it any more.
     pub(crate) fn damaged(&self, version: u64, what: &str) {
-        tracing::error!(version, what, "the registry's store is damaged: writes are refused");
-        self.stop_writes(format!("version {version} is damaged"), &format!("corrupt_version_{version}"));
+        let text = format!("version {version} is damaged");
+        // Whoever reads it again finds the same.
+        if self.damage().is_none_or(|known| *known != text) {
+            tracing::error!(version, what, "the registry's store is damaged: writes are refused");
+        }
+        self.stop_writes(text, &format!("corrupt_version_{version}"));
     }
 
     /// Work on the store panicked, as it does over a page that makes no sense: that is damage too.

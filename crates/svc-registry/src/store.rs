@@ -106,13 +106,16 @@ pub enum StoreError {
     /// What was read is not what was written.
     #[error("{0}")]
     Damaged(String),
+    /// The same of one entry.
+    #[error("version {version}: {what}")]
+    DamagedEntry { version: u64, what: &'static str },
 }
 
 impl StoreError {
     /// Whether what is stored is not what was stored, rather than not to be had now.
     pub fn is_damage(&self) -> bool {
         match self {
-            StoreError::Damaged(_) => true,
+            StoreError::Damaged(_) | StoreError::DamagedEntry { .. } => true,
             StoreError::Database(error) => matches!(**error, redb::Error::Corrupted(_)),
             _ => false,
         }
@@ -675,6 +678,23 @@ impl Store {
         self.change(|transaction| {
             transaction.open_table(ENTRIES).unwrap().insert(version, record.as_slice()).unwrap();
         });
+    }
+
+    /// The same of a payload.
+    #[cfg(test)]
+    pub(crate) fn spoil_payload(&self, version: u64) {
+        let mut payload = self.reader().unwrap().payload(version).unwrap().unwrap();
+        let at = payload.len() / 2;
+        payload[at] ^= 1;
+        self.change(|transaction| {
+            transaction.open_table(PAYLOADS).unwrap().insert(version, payload.as_slice()).unwrap();
+        });
+    }
+
+    /// Takes an entry away.
+    #[cfg(test)]
+    pub(crate) fn lose(&self, version: u64) {
+        self.change(|transaction| drop(transaction.open_table(ENTRIES).unwrap().remove(version).unwrap()));
     }
 
     /// Changes a byte of a snapshot's state, as a failing disk does.

@@ -26,6 +26,8 @@ pub(crate) fn export(registry: &Registry, file: &Path, force: bool) -> anyhow::R
     if file.exists() && !force {
         return Err(Usage(format!("{} is there already: say --force to overwrite it", file.display())).into());
     }
+    // Asked before, so that the export must have it.
+    let head = verify::head(registry)?;
     let asked = Asked {
         method: "GET",
         path: "/registry/export",
@@ -43,6 +45,7 @@ pub(crate) fn export(registry: &Registry, file: &Path, force: bool) -> anyhow::R
     let mut out = File::create(&partial).with_context(failed)?;
     let (mut reader, mut piece, mut bytes, mut entries) =
         (ExportReader::default(), vec![0; PIECE], 0u64, 0u64);
+    let mut last = None;
     loop {
         let read = response.body.read(&mut piece).context("the node broke off the export")?;
         if read == 0 {
@@ -51,14 +54,25 @@ pub(crate) fn export(registry: &Registry, file: &Path, force: bool) -> anyhow::R
         out.write_all(&piece[..read]).with_context(failed)?;
         bytes += read as u64;
         reader.push(&piece[..read]);
-        while let Some((kind, _)) =
+        while let Some((kind, content)) =
             reader.next_frame().map_err(|error| anyhow::anyhow!("the export: {error}"))?
         {
-            entries += u64::from(kind == FrameKind::Record);
+            if kind == FrameKind::Record {
+                entries += 1;
+                last = Entry::parse(content.to_vec()).ok().map(|entry| entry.record().version);
+            }
         }
     }
     anyhow::ensure!(reader.ended(), "the export ends too early; {} is what came", partial.display());
     out.sync_all().with_context(failed)?;
+    let last = last.unwrap_or(0);
+    anyhow::ensure!(
+        last >= head,
+        "the export ends with version {last}, and the log with {head}: the node could not sign the rest in time (its log \
+         says why); try again. {} is what came, and {} was not touched",
+        partial.display(),
+        file.display()
+    );
     std::fs::rename(&partial, file).with_context(|| format!("{} cannot be written", file.display()))?;
     if registry.json {
         let file = file.display().to_string();

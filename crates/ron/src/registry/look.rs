@@ -27,14 +27,16 @@ pub(crate) fn describe_head(head: &Value) -> String {
     let checkpoint = &head["checkpoint"];
     let covered =
         if checkpoint.is_null() { "none yet".to_owned() } else { format!("size {}", checkpoint["size"]) };
-    pairs(&[
+    let damaged = Some(("damaged", text(&head["damaged"]))).filter(|_| head["damaged"].is_string());
+    let lines = [
         ("version", text(&head["version"])),
         ("hash", text(&head["hash"])),
         ("payload", text(&head["payload_b3"])),
         ("signers of", format!("version {}", head["signers_version"])),
         ("committed", time(&head["committed_at"])),
         ("checkpoint", covered),
-    ])
+    ];
+    pairs(&lines.into_iter().chain(damaged).collect::<Vec<_>>())
 }
 
 /// The items in force, of one kind, or one of them.

@@ -430,7 +430,7 @@ fn node(
     };
     // The checkpoint first: what it covers must then be there.
     let note = registry.bytes("GET", "/checkpoint", b"")?;
-    let head = registry.get("/registry/head")?["version"].as_u64().context("HEAD has no version")?;
+    let head = head(registry)?;
     let verifier = Verifier::new(roots, Some(log), Signatures::Check);
     let mut verifier = verifier.witnessed_by(witnesses.keys.clone(), witnesses.quorum);
     verifier.checkpoint(&note);
@@ -449,6 +449,20 @@ fn node(
         ControlFlow::Continue(())
     })?;
     Ok(outcome(verifier, whose, &witnesses))
+}
+
+/// The version of the last entry, if the node says that it is.
+pub(crate) fn head(registry: &Registry) -> anyhow::Result<u64> {
+    let head = registry.get("/registry/head")?;
+    let version = head["version"].as_u64().context("HEAD has no version")?;
+    let damage = head["damaged"].as_str();
+    anyhow::ensure!(
+        damage.is_none(),
+        "{}, says the node, and what comes after version {version} cannot be relied on; \
+         `ron registry verify --dir` on its folder says more",
+        damage.unwrap_or_default()
+    );
+    Ok(version)
 }
 
 /// The key that a node says is its log's.

@@ -9,7 +9,7 @@ use http::Response;
 use http::header::{CACHE_CONTROL, HeaderValue};
 use ron_kernel::http::Body;
 use ron_kernel::problem::Rejection;
-use ron_log::tile::{TILE_WIDTH, Tile, TilePath, push_record};
+use ron_log::tile::{Tile, TilePath, push_record};
 use ron_log::tree::{Hash, ProofError, consistency, inclusion};
 use serde_json::{Value, json};
 
@@ -39,7 +39,8 @@ impl Api {
                 self.read(&asked, "tile", move |reader| bundle(reader, tile)).await
             }
         };
-        let bytes = bytes?.ok_or_else(|| unreadable(&StoreError::Damaged(format!("{path} is missing"))))?;
+        let missing = || unreadable(&self.shared, &StoreError::Damaged(format!("{path} is missing")));
+        let bytes = bytes?.ok_or_else(missing)?;
         let etag = crate::shared::etag(&bytes);
         Ok(answer::immutable(answer::raw(200, bytes, answer::BYTES, asked.corr), &etag, asked.headers()))
     }
@@ -115,13 +116,11 @@ impl Api {
 
 /// The records of a bundle.
 fn bundle(reader: &Reader, tile: Tile) -> Result<Option<Vec<u8>>, StoreError> {
+    let width = usize::from(tile.width);
+    let records = reader.sure_entries(tile.start(), width)?;
     let mut bytes = Vec::new();
-    for version in tile.start()..tile.start() + u64::from(tile.width) {
-        let Some(record) = reader.entry(version)? else { return Ok(None) };
-        push_record(&mut bytes, &record);
-    }
-    debug_assert!(u64::from(tile.width) <= TILE_WIDTH, "a path says no more");
-    Ok(Some(bytes))
+    records.iter().for_each(|record| push_record(&mut bytes, record));
+    Ok((records.len() == width).then_some(bytes))
 }
 
 pub(crate) fn consistency_path(reader: &Reader, from: u64, to: u64) -> Result<Vec<Hash>, StoreError> {

@@ -3,7 +3,7 @@
 use super::answer::{self, malformed, not_found};
 use super::{Api, Asked, in_time, unreadable};
 use crate::pending::proposed;
-use crate::store::{Gone, RestoreError, changes_signers};
+use crate::store::{Gone, Reader, RestoreError, StoreError, changes_signers};
 use http::Response;
 use ron_kernel::http::Body;
 use ron_kernel::problem::Rejection;
@@ -42,6 +42,15 @@ impl Api {
             }
         }
         let page = self.shared.head_page();
+        if let Some(damage) = self.shared.damage() {
+            // What was the last entry, if it lay behind the damage, nobody knows.
+            let said = format!(
+                "{},\"damaged\":{}}}",
+                String::from_utf8_lossy(&page.json).trim_end_matches('}'),
+                json!(*damage)
+            );
+            return Ok(answer::json(200, said, asked.format, asked.corr));
+        }
         let response = answer::json(200, page.json.clone(), asked.format, asked.corr);
         Ok(answer::tagged(response, &page.etag, asked.headers()))
     }
@@ -49,12 +58,9 @@ impl Api {
     pub(super) async fn entry(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
         let version = asked.part(0).parse().ok().ok_or_else(|| not_found("there is no such version"))?;
         if version > self.shared.head().version {
-            return Err(not_found("there is no such version yet"));
+            return Err(self.not_yet());
         }
-        let found = self.read(&asked, "entry", move |reader| reader.pair(version)).await?;
-        if found.is_none() && version >= self.shared.min_version() {
-            return Err(Rejection::new(Reason::Storage, "this version cannot be read now"));
-        }
+        let found = self.read(&asked, "entry", move |reader| one(reader, version)).await?;
         // What is about to be removed is gone already; changes of the signer set stay.
         let kept = |payload: &[u8]| version >= self.shared.min_version() || changes_signers(version, payload);
         let Some((record, payload)) = found.filter(|(_, payload)| kept(payload)) else {
@@ -76,7 +82,12 @@ impl Api {
             return self.pruned(from, &asked);
         }
         let count = (head + 1).saturating_sub(from).min(limit) as usize;
-        let found = self.read(&asked, "log", move |reader| reader.pairs(from, count, PAGE_BYTES)).await?;
+        let found =
+            self.read(&asked, "log", move |reader| reader.sure_pairs(from, count, PAGE_BYTES)).await?;
+        if found.is_empty() && count > 0 {
+            // Let go of just now.
+            return self.pruned(from, &asked);
+        }
         let next = found.last().map_or(from, |(version, _, _)| version + 1);
         let mut text = String::from("{\"entries\":[");
         for (index, (_, record, payload)) in found.iter().enumerate() {
@@ -123,7 +134,7 @@ impl Api {
         let mut text = String::new();
         item_text(&mut text, &key, version, body);
         if asked.query.flag("proof")? {
-            let entry = self.read(&asked, "entry", move |reader| reader.pair(version)).await?;
+            let entry = self.read(&asked, "entry", move |reader| one(reader, version)).await?;
             let entry = entry.map_or("null".to_owned(), |(record, payload)| entry_text(&record, &payload));
             let proof = self.proof_under_checkpoint(&asked, version).await?;
             let _ = write!(text, ",\"entry\":{entry},\"proof\":{proof}");
@@ -139,7 +150,7 @@ impl Api {
             return Ok(Ok(self.shared.view.load().state.clone()));
         };
         if at > self.shared.head().version {
-            return Err(not_found("there is no such version yet"));
+            return Err(self.not_yet());
         }
         let permit = self.take(&self.replays, "read", "too many states of the past are being worked out")?;
         let shared = self.shared.clone();
@@ -150,7 +161,7 @@ impl Api {
         });
         match in_time(asked, state).await? {
             Ok(Ok(state)) => Ok(Ok(state)),
-            Ok(Err(RestoreError::Store(error))) => Err(unreadable(&error)),
+            Ok(Err(RestoreError::Store(error))) => Err(unreadable(&self.shared, &error)),
             Ok(Err(RestoreError::Pruned { .. })) => Ok(Err(self.pruned(at, asked)?)),
             Ok(Err(RestoreError::Damaged { version, what })) => {
                 self.shared.damaged(version, &what);
@@ -229,6 +240,14 @@ impl Api {
         Ok(answer::json(200, body, asked.format, asked.corr))
     }
 
+    /// What is told of a version beyond HEAD. Over a damaged store nobody knows where HEAD was.
+    fn not_yet(&self) -> Rejection {
+        match self.shared.damage() {
+            Some(damage) => Rejection::new(Reason::Storage, format!("{damage}: later ones cannot be read")),
+            None => not_found("there is no such version yet"),
+        }
+    }
+
     /// Says that a version is kept no more, and which checkpoint covers it.
     pub(super) fn pruned(&self, version: u64, asked: &Asked<'_>) -> Result<Response<Body>, Rejection> {
         let min = self.shared.min_version.load(Ordering::Acquire);
@@ -259,6 +278,11 @@ fn pending_text(id: B3, kept: crate::store::Kept, signers: &ron_log::SignerSet) 
         "quorum": {"m": signers.threshold(), "n": signers.approvers()}, "met": met,
     });
     answer::with_payload(&rest, &payload)
+}
+
+/// One entry as it was written; none if it is kept no more.
+fn one(reader: &Reader, version: u64) -> Result<Option<(Vec<u8>, Vec<u8>)>, StoreError> {
+    Ok(reader.sure_pairs(version, 1, PAGE_BYTES)?.pop().map(|(_, record, payload)| (record, payload)))
 }
 
 /// A record with its hash and payload.

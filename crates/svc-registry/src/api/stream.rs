@@ -4,7 +4,7 @@ use super::answer::malformed;
 use super::routes::Endpoint;
 use super::{Api, Asked};
 use crate::shared::{Shared, Signed};
-use crate::store::StoreError;
+use crate::store::{Reader, StoreError};
 use crate::view::HeadInfo;
 use bytes::Bytes;
 use http::Response;
@@ -162,11 +162,11 @@ impl Cursor {
             return None;
         }
         if let Some((version, prefix)) = self.after.clone() {
-            let refused = self.resume(version, &prefix).await;
+            let resumed = self.resume(version, &prefix).await;
             self.after = None;
-            if let Some(refused) = refused {
+            if let Err(refused) = resumed {
                 self.ended = true;
-                return Some(vec![refused]);
+                return refused.map(|refused| vec![refused]);
             }
         }
         let settings = self.shared.settings.load_full();
@@ -180,7 +180,7 @@ impl Cursor {
                 return Some(vec![lagged]);
             }
             if waiting > 0 {
-                return Some(self.pull().await);
+                return self.pull().await;
             }
             let shutdown = self.shared.service.shutdown().clone();
             let until = self.until.unwrap_or_else(|| Instant::now() + Duration::from_secs(86_400));
@@ -195,48 +195,54 @@ impl Cursor {
         }
     }
 
-    /// Entries that are there already.
-    async fn pull(&mut self) -> Vec<Event> {
+    /// Entries that are there already; the end if they cannot be read.
+    async fn pull(&mut self) -> Option<Vec<Event>> {
         let recent = self.shared.recent(self.next, AT_ONCE);
         let found = if recent.is_empty() {
             let (from, head) = (self.next, self.shared.head().version);
             let count = usize::try_from(head + 1 - from).unwrap_or(AT_ONCE).min(AT_ONCE);
-            let read = move |reader: &crate::store::Reader| {
-                let mut infos = Vec::with_capacity(count);
-                for record in reader.entries(from, count)? {
+            let read = move |reader: &Reader| {
+                let infos = reader.sure_entries(from, count)?.into_iter().map(|record| {
                     let entry = Entry::parse(record).map_err(|bad| StoreError::Damaged(bad.to_string()))?;
                     let record = entry.record();
-                    infos.push(HeadInfo {
+                    Ok(HeadInfo {
                         version: record.version,
                         hash: entry.hash(),
                         payload_b3: record.payload_b3,
                         // An update does not tell it; the set in force then does.
                         signers_version: record.signers_version,
                         committed_at: record.committed_at,
-                    });
-                }
-                Ok(infos)
+                    })
+                });
+                infos.collect()
             };
-            match self.shared.read("stream", read).await {
-                Ok(infos) => infos,
-                Err(error) => {
-                    tracing::warn!(%error, "a stream ends: the log could not be read");
-                    Vec::new()
-                }
-            }
+            self.read(read).await?
         } else {
             recent
         };
-        match found.first() {
-            Some(first) if first.version == self.next => {}
-            // Pruned while it was on its way there, or not readable: it must begin anew.
-            _ => {
-                self.ended = true;
-                return vec![self.pruned()];
-            }
+        if found.is_empty() {
+            // Pruned while it was on its way there: it must begin anew.
+            self.ended = true;
+            return (self.next < self.shared.min_version()).then(|| vec![self.pruned()]);
         }
         self.next += found.len() as u64;
-        found.into_iter().map(Event::Update).collect()
+        Some(found.into_iter().map(Event::Update).collect())
+    }
+
+    /// What is read of the log; none, and the end, if it cannot be. Whoever comes back then asks the same again: of a log that
+    /// is not read nobody can say that it was pruned or forked.
+    async fn read<T: Send + 'static>(
+        &mut self,
+        read: impl Fn(&Reader) -> Result<T, StoreError> + Send + Sync + 'static,
+    ) -> Option<T> {
+        match self.shared.read("stream", read).await {
+            Ok(found) => Some(found),
+            Err(error) => {
+                super::unreadable(&self.shared, &error);
+                self.ended = true;
+                None
+            }
+        }
     }
 
     fn pruned(&self) -> Event {
@@ -244,30 +250,31 @@ impl Cursor {
         Event::Pruned { min_version: self.shared.min_version(), checkpoint }
     }
 
-    /// Goes on after what the reader saw; says why not if it cannot.
-    async fn resume(&mut self, version: u64, prefix: &str) -> Option<Event> {
+    /// Goes on after what the reader saw; says why not if it cannot, and if that is known.
+    async fn resume(&mut self, version: u64, prefix: &str) -> Result<(), Option<Event>> {
         let head = self.shared.head().head();
         if version > head.version {
-            return Some(Event::Forked(head));
+            // Over a damaged store HEAD may have been further.
+            return Err(self.shared.damage().is_none().then_some(Event::Forked(head)));
         }
         let min = self.shared.min_version();
         if version + 1 < min {
-            return Some(self.pruned());
+            return Err(Some(self.pruned()));
         }
-        let read = move |reader: &crate::store::Reader| {
+        let read = move |reader: &Reader| {
             // The entry after names the hash of one that was just pruned.
             let (at, of_next) = if version < min { (version + 1, true) } else { (version, false) };
-            let Some(record) = reader.entry(at)? else { return Ok(None) };
+            let Some(record) = reader.sure_entries(at, 1)?.pop() else { return Ok(None) };
             let entry = Entry::parse(record).map_err(|bad| StoreError::Damaged(bad.to_string()))?;
             Ok(Some(if of_next { entry.record().prev } else { entry.hash() }))
         };
-        match self.shared.read("stream", read).await {
-            Ok(Some(hash)) if hash.to_string()[3..11] == *prefix => {
+        match self.read(read).await.ok_or(None)? {
+            Some(hash) if hash.to_string()[3..11] == *prefix => {
                 self.next = version + 1;
-                None
+                Ok(())
             }
-            Ok(Some(hash)) => Some(Event::Forked(Head { version, hash: B3(hash.0) })),
-            Ok(None) | Err(_) => Some(self.pruned()),
+            Some(hash) => Err(Some(Event::Forked(Head { version, hash: B3(hash.0) }))),
+            None => Err((version < self.shared.min_version()).then(|| self.pruned())),
         }
     }
 }
@@ -349,6 +356,24 @@ mod tests {
         registry.grow(64);
         assert_eq!(versions(&slow.next(Duration::from_secs(60)).await.unwrap())[0], 2001, "as many may wait");
         assert_eq!(registry.shared.numbers.lagged.value(), 1);
+    }
+
+    #[tokio::test]
+    async fn over_a_damaged_store_nobody_is_told_that_the_log_was_forked_or_pruned() {
+        let mut registry = Fixture::new(RegistrySettings::default());
+        registry.grow(40);
+        let seen = |version: u64| (version, "00000000".to_owned());
+        let told = async |version| cursor(&registry, Some(seen(version))).next(Duration::ZERO).await;
+        assert!(matches!(told(41).await.as_deref(), Some([Event::Forked(_)])));
+        assert!(matches!(told(20).await.as_deref(), Some([Event::Forked(_)])));
+        registry.shared.store.spoil(20);
+        assert!(told(20).await.is_none());
+        assert_eq!(registry.shared.damage().unwrap().as_str(), "version 20 is damaged");
+        assert!(told(41).await.is_none());
+        let mut behind = cursor(&registry, None);
+        behind.next = 10;
+        registry.shared.forget_recent();
+        assert!(behind.next(Duration::ZERO).await.is_none(), "what it would read has the damage");
     }
 
     #[tokio::test(start_paused = true)]

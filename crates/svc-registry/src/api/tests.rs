@@ -57,6 +57,43 @@ async fn costly_reads_are_few_at_a_time_and_the_rest_is_told_to_come_again() {
     assert_eq!(api.busy.with(["registry", "read", ""]).value(), 2);
 }
 
+#[tokio::test]
+async fn what_is_not_as_it_was_written_is_not_served_and_the_damage_is_named() {
+    for spoil in [crate::store::Store::spoil, crate::store::Store::spoil_payload, crate::store::Store::lose] {
+        let mut registry = Fixture::new(RegistrySettings::default());
+        registry.grow(600);
+        let api = api(&registry);
+        let read = async |path: &str| {
+            let response = get(&api, path).await;
+            let (status, headers) = (response.status().as_u16(), response.headers().clone());
+            let body =
+                String::from_utf8(response.into_body().collect(1 << 20).await.unwrap().to_vec()).unwrap();
+            (status, headers, body)
+        };
+        for path in
+            ["/registry/300", "/registry/log?from=256&limit=100", "/tile/entries/001", "/registry/head"]
+        {
+            let (status, headers, body) = read(path).await;
+            assert!(status == 200 && !body.contains("damaged"), "{path}: {status} {headers:?}");
+        }
+        spoil(&registry.shared.store, 300);
+        let (status, headers, body) = read("/registry/log?from=256&limit=100").await;
+        assert_eq!(
+            (status, &headers["x-reason"], &headers["cache-control"]),
+            (503, &"storage".parse().unwrap(), &"no-store".parse().unwrap())
+        );
+        assert!(body.contains("version 300 is damaged"), "{body}");
+        assert_eq!(read("/registry/300").await.0, 503);
+        assert_eq!(read("/registry/299").await.0, 200);
+        assert_eq!(registry.shared.damage().unwrap().as_str(), "version 300 is damaged");
+        let (_, _, head) = read("/registry/head").await;
+        let head: serde_json::Value = serde_json::from_str(&head).unwrap();
+        assert_eq!((&head["damaged"], &head["version"]), (&"version 300 is damaged".into(), &600.into()));
+        let (status, _, body) = read("/registry/601").await;
+        assert!(status == 503 && body.contains("version 300 is damaged"), "{body}");
+    }
+}
+
 #[test]
 fn an_origin_is_the_hosts_own_whatever_way_the_port_is_written() {
     for (origin, host, secure, same) in [

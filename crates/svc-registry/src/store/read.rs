@@ -9,8 +9,9 @@ use super::{
 use redb::{
     Database, ReadOnlyTable, ReadTransaction, ReadableDatabase as _, ReadableTable as _, TableDefinition,
 };
-use ron_log::tile::Tile;
-use ron_log::{Approval, B3, Head, Key, Proposal, TrustRoots};
+use ron_log::tile::{TILE_WIDTH, Tile};
+use ron_log::tree::leaf_hash;
+use ron_log::{Approval, B3, Entry, Head, Key, Proposal, TrustRoots};
 use std::sync::{Arc, OnceLock};
 
 /// A view that does not change.
@@ -184,11 +185,75 @@ impl Reader {
         Ok(found)
     }
 
-    /// Records from a version on, without their payloads.
-    pub fn entries(&self, from: u64, count: usize) -> Result<Vec<Vec<u8>>, StoreError> {
+    /// The same of entries that must be there, each as it was written: record and payload are those of the tree. None if
+    /// they were let go of.
+    pub fn sure_pairs(&self, from: u64, count: usize, bytes_max: usize) -> Result<Pairs, StoreError> {
+        let pairs = self.pairs(from, count, bytes_max)?;
+        let checked = self.check_pairs(from, &pairs).and_then(|()| {
+            let bytes: usize = pairs.iter().map(|(_, record, payload)| record.len() + payload.len()).sum();
+            if pairs.len() < count && bytes <= bytes_max {
+                return Err(damaged_entry(from + pairs.len() as u64, "the entry or its payload is missing"));
+            }
+            Ok(())
+        });
+        self.unless_pruned(from, checked.map(|()| pairs))
+    }
+
+    fn check_pairs(&self, from: u64, pairs: &Pairs) -> Result<(), StoreError> {
+        self.check_records(from, pairs.iter().map(|(version, record, _)| (*version, record.as_slice())))?;
+        for (version, record, payload) in pairs {
+            let named = Entry::parse(record.clone()).ok().map(|entry| entry.record().payload_b3);
+            if named != Some(B3::of(payload)) {
+                return Err(damaged_entry(*version, "the payload is not the one the record names"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Records from a version on, without their payloads, as they were written. They end where none follows, and are none if
+    /// they were let go of.
+    pub fn sure_entries(&self, from: u64, count: usize) -> Result<Vec<Vec<u8>>, StoreError> {
         let table = self.table(ENTRIES)?;
-        let rows = table.range(from..).map_err(StoreError::of)?.take(count);
-        rows.map(|row| Ok(row.map_err(StoreError::of)?.1.value().to_vec())).collect()
+        let mut found = Vec::new();
+        for row in table.range(from..).map_err(StoreError::of)?.take(count) {
+            let (version, record) = row.map_err(StoreError::of)?;
+            found.push((version.value(), record.value().to_vec()));
+        }
+        let checked = self.check_records(from, found.iter().map(|(version, it)| (*version, it.as_slice())));
+        self.unless_pruned(from, checked.map(|()| found.into_iter().map(|(_, record)| record).collect()))
+    }
+
+    /// What begins below the first version kept need not be there.
+    fn unless_pruned<T: Default>(&self, from: u64, read: Result<T, StoreError>) -> Result<T, StoreError> {
+        match read {
+            Err(StoreError::DamagedEntry { .. }) if from < self.min_version()? => Ok(T::default()),
+            read => read,
+        }
+    }
+
+    /// Whether records from a version on follow each other and are the tree's leaves.
+    fn check_records<'a>(
+        &self,
+        from: u64,
+        records: impl Iterator<Item = (u64, &'a [u8])>,
+    ) -> Result<(), StoreError> {
+        let table = self.table(TILES)?;
+        let mut tile = None;
+        for (expected, (version, record)) in (from..).zip(records) {
+            if version != expected {
+                return Err(damaged_entry(expected, "the entry is missing"));
+            }
+            let (index, place) = (version / TILE_WIDTH, (version % TILE_WIDTH) as usize);
+            if tile.as_ref().is_none_or(|(known, _)| *known != index) {
+                let hashes = table.get((0, index)).map_err(StoreError::of)?;
+                tile = Some((index, hashes.map_or_else(Vec::new, |hashes| hashes.value().to_vec())));
+            }
+            let leaf = tile.as_ref().and_then(|(_, hashes)| hashes.as_chunks::<32>().0.get(place));
+            if leaf != Some(&leaf_hash(record)) {
+                return Err(damaged_entry(version, "the record is not the one in the tree"));
+            }
+        }
+        Ok(())
     }
 
     /// What is left of the entries below the first one kept: the changes of the signer set.
@@ -346,6 +411,10 @@ impl Reader {
         let rows = table.iter().map_err(StoreError::of)?;
         rows.map(|row| Ok(row.map_err(StoreError::of)?.1.value().to_vec())).collect()
     }
+}
+
+fn damaged_entry(version: u64, what: &'static str) -> StoreError {
+    StoreError::DamagedEntry { version, what }
 }
 
 /// Whether an entry changes the signer set; the genesis, which anybody can make of the trust roots, does not count.
