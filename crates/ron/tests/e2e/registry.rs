@@ -229,9 +229,13 @@ const NODE: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n[registry]\nlisten = \"12
 
 /// A node with the three signers of [`genesis`], and a capability for everything.
 fn node() -> (Node, String) {
+    node_with(NODE)
+}
+
+fn node_with(config: &str) -> (Node, String) {
     let dir = tempfile::tempdir().unwrap();
     genesis(dir.path());
-    std::fs::write(dir.path().join("ron.toml"), NODE).unwrap();
+    std::fs::write(dir.path().join("ron.toml"), config).unwrap();
     std::fs::write(dir.path().join("route.json"), r#"{"path": "/a", "upstream": "u"}"#).unwrap();
     let node = Node::spawn(dir, &["run", "registry", "--config", "ron.toml"], &[]);
     let scopes = "registry:propose,registry:approve,registry:commit";
@@ -548,6 +552,21 @@ fn whatever_is_damaged_in_a_store_is_told_and_looking_changes_nothing() {
     std::fs::write(&file, damaged.expect("a page that redb panics about")).unwrap();
     let (code, _, error) = run(&dir, &["run", "registry", "--config", "ron.toml"]);
     assert!(code == 1 && error.contains("registry.redb is damaged: make the folder anew"), "{error}");
+}
+
+#[test]
+fn an_export_that_lacks_what_was_committed_last_is_none() {
+    let rare = NODE.replace("entries = 1\ninterval = \"100ms\"", "interval = \"1h\"");
+    let (node, token) = node_with(&format!("[node]\ndanger_ok = true\n{rare}"));
+    grow(&node, &token, 2);
+    assert_eq!(ask(&node, &token, &["export", "all"]).0, 0);
+    let good = std::fs::read(node.dir.path().join("all")).unwrap();
+    grow(&node, &token, 1);
+    node.admin_post("/debug/registry/stall", r#"{"task":"storage","for":"8s"}"#);
+    let (code, _, error) = ask(&node, &token, &["export", "all", "--force"]);
+    assert!(code == 1 && error.contains("ends with version 2, and the log with 3"), "{error}");
+    assert!(error.contains("all.part is what came, and all was not touched"), "{error}");
+    assert_eq!(std::fs::read(node.dir.path().join("all")).unwrap(), good);
 }
 
 /// Commits so many entries, quicker than by commands.

@@ -15,6 +15,7 @@ use ron_kernel::channel::Sender;
 use ron_kernel::http::{Body, BodyError};
 use ron_kernel::problem::Rejection;
 use ron_kernel::reason::Reason;
+use ron_kernel::shutdown::Phase;
 use ron_kernel::sync::PushError;
 use ron_log::json::Json;
 use ron_log::{Approval, B3, Proposal};
@@ -22,6 +23,7 @@ use serde_json::json;
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
 use std::time::Instant;
 use tokio::sync::oneshot;
 
@@ -176,6 +178,12 @@ impl Api {
                 Ok(Err(refusal)) => Err(self.refused(refusal, commits.as_ref(), endpoint)),
                 Err(_dropped) => Err(unknown("whoever did it is gone")),
             },
+            () = self.stopped() => {
+                if claim.give_up() {
+                    return Err(Rejection::new(Reason::Draining, "the node stops; nothing was done"));
+                }
+                Err(unknown("the node stopped while it was written"))
+            }
             () = tokio::time::sleep_until(deadline.into()) => {
                 self.shared.numbers.commit_timeouts.inc();
                 if claim.give_up() {
@@ -194,6 +202,15 @@ impl Api {
                 }
             }
         }
+    }
+
+    /// The drain is over. Looked at when something wakes the request, as its connection does then.
+    async fn stopped(&self) {
+        let shutdown = self.shared.service.shutdown();
+        let over = |_: &mut Context<'_>| {
+            if shutdown.phase() >= Phase::Aborting { Poll::Ready(()) } else { Poll::Pending }
+        };
+        std::future::poll_fn(over).await;
     }
 
     fn refused(&self, refusal: Refusal, commits: Option<&Commits>, endpoint: &'static str) -> Rejection {
@@ -239,8 +256,15 @@ impl Api {
             // Its place among those that wait was taken before anything was done.
             asked.inflight = None;
         }
-        if tokio::time::timeout_at(asked.budget.until.into(), wait).await.is_err() {
-            let detail = format!("it is committed as version {}; the rest takes longer", info.version);
+        // The tasks that sign and collect end when the drain begins.
+        let shutdown = self.shared.service.shutdown();
+        let late = tokio::select! {
+            biased;
+            waited = tokio::time::timeout_at(asked.budget.until.into(), wait) => waited.is_err().then_some("takes longer"),
+            () = shutdown.draining(), if level != Level::Durable => Some("does not come before the node stops"),
+        };
+        if let Some(late) = late {
+            let detail = format!("it is committed as version {}; the rest {late}", info.version);
             return Err(located(Rejection::new(Reason::Timeout, detail), info.payload_b3));
         }
         Ok(answer::json(201, self.shared.committed_page(&info), asked.format, asked.corr))

@@ -417,13 +417,14 @@ impl<'a, H: Handler> Conn<'a, H> {
         let driven = std::future::poll_fn(|cx| {
             state.watch(cx.waker());
             self.wire.interim.waker.register(cx.waker());
-            if state.order() == Order::Abort {
-                return Poll::Ready(Some(Driven::Aborted));
-            }
+            // At the end of a drain too the handler has the last word: it may know more of what it began.
             match catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(cx))) {
                 Ok(Poll::Ready(response)) => return Poll::Ready(Some(Driven::Response(response))),
                 Ok(Poll::Pending) => {}
                 Err(panic) => return Poll::Ready(Some(Driven::Panic(panic_text(panic.as_ref())))),
+            }
+            if state.order() == Order::Abort {
+                return Poll::Ready(Some(Driven::Aborted));
             }
             self.wire.interim.take_all(&mut said);
             let mut inner = self.wire.lock();

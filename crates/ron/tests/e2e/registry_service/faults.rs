@@ -1,7 +1,7 @@
 //! Crashes, slow and damaged storage, stalled tasks.
 
 use super::{OPEN, Registry, flip, payload};
-use ron_testkit::{Client, Random, SmallDisk, command};
+use ron_testkit::{Answer, Client, Random, SmallDisk, command};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
@@ -179,6 +179,49 @@ fn a_drain_finishes_what_it_was_given() {
     });
     assert_eq!(registry.node.stop(), 0);
     assert_eq!(sent.join().unwrap().status, 201);
+}
+
+/// What a change is answered while whose commit the node is asked to end.
+fn ended_while(registry: &mut Registry, path: &'static str, meanwhile: &str) -> Answer {
+    let body = registry.approved(&registry.payload("a", &json!(1))).to_string();
+    let address = registry.address();
+    let sent = std::thread::spawn(move || {
+        let json = [("Content-Type", "application/json")];
+        ron_testkit::request(&address, "POST", path, &json, body.as_bytes()).unwrap()
+    });
+    registry.node.eventually(meanwhile, |node| {
+        let [waiting, answering] = ["stream_clients", "inflight_requests{service=\"registry\"}"];
+        let head = registry.get("/registry/head").json()["version"] == 1;
+        node.metric(answering) == 1.0 || (node.metric(waiting) == 1.0 && head)
+    });
+    registry.node.signal("TERM");
+    registry.node.wait();
+    sent.join().unwrap()
+}
+
+#[test]
+fn a_commit_that_the_end_of_a_drain_cuts_off_is_said_to_be_open() {
+    let mut registry = Registry::start(OPEN);
+    registry.node.admin_post("/debug/registry/stall", r#"{"task":"storage","for":"8s"}"#);
+    let open = ended_while(&mut registry, "/registry/proposals?commit=true", "it is being written");
+    assert_eq!((open.status, open.reason()), (504, "commit_unknown"), "{}", open.text());
+    assert!(open.header("location").unwrap().starts_with("/registry/proposals/b3:"));
+}
+
+#[test]
+fn who_waits_for_witnesses_when_the_node_ends_is_told_at_once_that_it_is_committed() {
+    let key = ron_log::NoteKey::cosignature(
+        "dead",
+        ed25519_dalek::SigningKey::from_bytes(&[5; 32]).verifying_key(),
+    );
+    let witness = format!("{OPEN}witness = {{ urls = [\"http://127.0.0.1:1 {key}\"] }}");
+    let mut registry = Registry::start(&witness);
+    registry.node.eventually("a dead witness holds up nobody", |_| registry.ready("write").status == 200);
+    let path = "/registry/proposals?commit=true&wait=witnessed:1";
+    let committed = ended_while(&mut registry, path, "it waits for its witness");
+    assert_eq!((committed.status, committed.reason()), (504, "timeout"), "{}", committed.text());
+    assert!(committed.text().contains("committed as version 1"), "{}", committed.text());
+    assert!(committed.header("location").unwrap().starts_with("/registry/proposals/b3:"));
 }
 
 #[test]
