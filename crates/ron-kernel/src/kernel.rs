@@ -382,8 +382,21 @@ impl Service {
         path: &'static str,
         answer: impl Fn(&[u8]) -> Result<Value, Rejection> + Send + Sync + 'static,
     ) {
-        let api = Arc::new(LocalApi { method, path, answer: Box::new(answer) });
-        self.kernel.inner.apis.lock().unwrap_or_else(PoisonError::into_inner).push(api);
+        self.hang_in(LocalApi { method, path, guarded: true, answer: Box::new(answer) });
+    }
+
+    /// Shows something to whoever reaches the admin plane, as readiness is shown: nothing secret.
+    pub fn open_api(
+        &self,
+        path: &'static str,
+        answer: impl Fn() -> Result<Value, Rejection> + Send + Sync + 'static,
+    ) {
+        let answer = Box::new(move |_: &[u8]| answer());
+        self.hang_in(LocalApi { method: Method::GET, path, guarded: false, answer });
+    }
+
+    fn hang_in(&self, api: LocalApi) {
+        self.kernel.inner.apis.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(api));
     }
 
     /// Hangs all paths that begin so into the admin plane, behind its token; `answer` reads and answers them itself.

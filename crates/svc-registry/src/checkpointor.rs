@@ -6,6 +6,8 @@ use crate::shared::{Shared, Signed, now_millis};
 use crate::store::{Keeping, Reader, RestoreError, StoreError, Whole, damaged, read_back};
 use crate::witness::keys;
 use ron_kernel::channel::Sender;
+use ron_kernel::health::Severity;
+use ron_kernel::kernel::Missing;
 use ron_kernel::shutdown::Phase;
 use ron_kernel::task::TaskResult;
 use ron_log::entry::entry_hash;
@@ -103,6 +105,7 @@ pub(crate) async fn checkpoint(shared: Arc<Shared>, retention: Sender<()>) -> Ta
     let mut committed = shared.committed.subscribe();
     let mut follower: Option<Follower> = None;
     let (mut last, mut wanted) = (Instant::now(), false);
+    let mut missing = Missing::new(&shared.service, "checkpoint", Severity::Degraded);
     loop {
         let covered = shared.signed_size.load(Ordering::Acquire);
         let blocked = || shared.damage().is_some() || shared.holds.any();
@@ -144,6 +147,7 @@ pub(crate) async fn checkpoint(shared: Arc<Shared>, retention: Sender<()>) -> Ta
         };
         match made {
             Ok((signed, followed)) => {
+                missing.note(false);
                 follower = Some(followed);
                 shared.signed_size.store(signed.size, Ordering::Release);
                 if settings.witness.quorum == 0 {
@@ -159,7 +163,10 @@ pub(crate) async fn checkpoint(shared: Arc<Shared>, retention: Sender<()>) -> Ta
             Err(MakeError::Held(hold)) => shared.holds.set(&Seer::Own, Some(hold)),
             // The store was closed under it.
             Err(_) if shared.service.shutdown().phase() > Phase::Running => return Ok(()),
-            Err(error) => tracing::warn!(%error, "no checkpoint could be made; once more later"),
+            Err(error) => {
+                tracing::warn!(%error, "no checkpoint could be made; once more later");
+                missing.because(&format!("no checkpoint can be made: {error}"));
+            }
         }
     }
 }

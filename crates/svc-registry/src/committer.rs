@@ -89,6 +89,9 @@ fn refuse(shared: &Shared, jobs: Vec<Job>) {
     let refusal = match (shared.damage(), shared.holds.said()) {
         (Some(damage), _) => Refusal::new(Reason::Storage, (*damage).clone()),
         (None, Some(said)) => Refusal::new(Reason::NotReady, said),
+        (None, None) if shared.store.disk().flush_failed() => {
+            Refusal::new(Reason::Storage, "a flush failed: nothing is written before a restart")
+        }
         (None, None) => Refusal::new(Reason::Storage, "the storage cannot be read now"),
     };
     for job in jobs.into_iter().filter(|job| job.claim.take()) {

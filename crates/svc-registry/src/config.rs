@@ -36,7 +36,7 @@ settings! {
         /// Refuse a commit if HEAD moved at all since its `base_version`, not only what it touches.
         strict_head: bool = false => Hot;
         /// Copies of the log, each by the address of its checkpoint: a signed note, or the JSON of a registry's
-        /// `/registry/head` or of a follower's `/node/follow`. They are asked at the start and each minute: while one has
+        /// `/registry/head` or of a follower's `/node/follow/checkpoint` on its admin listener. They are asked at the start and each minute: while one has
         /// seen more of the log than there is, or something else, nothing is signed and nothing written. At most 32.
         mirrors: Vec<String> = Vec::new() => Hot;
         /// Sizes, counts and times.

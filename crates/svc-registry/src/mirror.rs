@@ -5,8 +5,10 @@ use crate::guard::{self, Hold, Seer};
 use crate::shared::Shared;
 use crate::store::RestoreError;
 use http::StatusCode;
+use ron_kernel::health::Severity;
 use ron_kernel::http::client::{Address, CallLimits, Get, Remote};
 use ron_kernel::inventory::LockSpec;
+use ron_kernel::kernel::Missing;
 use ron_kernel::task::TaskResult;
 use ron_kernel::tls::ClientTlsSettings;
 use ron_log::{Checkpoint, Note};
@@ -43,14 +45,19 @@ pub(crate) fn parse(url: &str) -> Result<(Address, String), String> {
 /// The task: asks all of them at the start and then now and again.
 pub(crate) async fn watch(shared: Arc<Shared>) -> TaskResult {
     let mut mirrors: Vec<Mirror> = Vec::new();
+    let mut missing = Missing::new(&shared.service, "mirror", Severity::Degraded);
     loop {
         let settings = shared.settings.load_full();
         mirrors = take_over(&shared, mirrors, &settings.mirrors);
         let asking = mirrors.iter().map(|mirror| Box::pin(mirror.ask(&shared)) as Asking<'_>).collect();
-        tokio::select! {
+        let unknown = tokio::select! {
             biased;
             () = shared.service.shutdown().draining() => return Ok(()),
-            () = all(asking) => {}
+            unknown = all(asking) => unknown,
+        };
+        match unknown.first() {
+            Some(why) => missing.because(why),
+            None => missing.note(false),
         }
         shared.holds.set(&Seer::Mirrors, None);
         shared.checkpoint_wanted.notify_one();
@@ -62,14 +69,23 @@ pub(crate) async fn watch(shared: Arc<Shared>) -> TaskResult {
     }
 }
 
-type Asking<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+type Asking<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>>;
 
-async fn all(mut asking: Vec<Asking<'_>>) {
+/// Asks all at once; gives what went wrong.
+async fn all(mut asking: Vec<Asking<'_>>) -> Vec<String> {
+    let mut wrong = Vec::new();
     std::future::poll_fn(|context| {
-        asking.retain_mut(|one| one.as_mut().poll(context).is_pending());
+        asking.retain_mut(|one| match one.as_mut().poll(context) {
+            Poll::Ready(told) => {
+                wrong.extend(told.err());
+                false
+            }
+            Poll::Pending => true,
+        });
         if asking.is_empty() { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
+    wrong
 }
 
 struct Mirror {
@@ -104,30 +120,27 @@ impl Mirror {
         Seer::Mirror(self.url.clone())
     }
 
-    /// Asks it, and says what follows from the answer.
-    async fn ask(&self, shared: &Arc<Shared>) {
+    /// Asks it, and does what follows from the answer; or says why what it has seen is not known.
+    async fn ask(&self, shared: &Arc<Shared>) -> Result<(), String> {
+        let seen = self.compare(shared).await;
+        seen.map_err(|why| {
+            tracing::warn!(mirror = self.url, why, "what it has seen of the log is not known");
+            format!("what {} has seen of the log is not known: {why}", self.url)
+        })
+    }
+
+    async fn compare(&self, shared: &Arc<Shared>) -> Result<(), String> {
         let told = tokio::time::timeout(PATIENCE, self.fetch()).await;
-        let told = told.unwrap_or_else(|_elapsed| Err("it did not answer in time".to_owned()));
-        let seen = told.and_then(|note| {
-            Checkpoint::verify(&note, &shared.log_key)
-                .map_err(|bad| format!("what it shows is no checkpoint of this log: {bad}"))
-        });
-        let seen = match seen {
-            Ok(seen) => seen,
-            Err(error) => {
-                tracing::warn!(mirror = self.url, error, "what it has seen of the log is not known");
-                return;
-            }
-        };
+        let note = told.unwrap_or_else(|_elapsed| Err("it did not answer in time".to_owned()))?;
+        let seen = Checkpoint::verify(&note, &shared.log_key)
+            .map_err(|bad| format!("what it shows is no checkpoint of this log: {bad}"))?;
         let (who, working) = (self.seer(), shared.clone());
-        let judged = tokio::task::spawn_blocking(move || judge(&working, who, &seen)).await;
-        match judged {
+        match tokio::task::spawn_blocking(move || judge(&working, who, &seen)).await {
             Ok(Ok(hold)) => shared.holds.set(&self.seer(), hold),
-            Ok(Err(error)) => {
-                tracing::warn!(mirror = self.url, %error, "what it has seen cannot be compared");
-            }
+            Ok(Err(error)) => return Err(format!("it cannot be compared: {error}")),
             Err(panic) => shared.panicked("the comparison with a mirror", &panic.to_string()),
         }
+        Ok(())
     }
 
     /// The note it shows: as it is, or in JSON as a registry's head or a follower's state has it.

@@ -7,6 +7,7 @@ use crate::witness::keys;
 use ron_kernel::task::TaskResult;
 use ron_log::tile::{TILE_WIDTH, Tile};
 use ron_log::{Note, Signatures, Snapshot, Verifier};
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -86,8 +87,8 @@ pub(crate) struct Pass {
     verifier: Verifier,
     begun: Instant,
     told: usize,
-    /// The version of the snapshot that was looked at last.
-    snapshot: Option<u64>,
+    /// The versions of the snapshots that were looked at.
+    snapshots: BTreeSet<u64>,
 }
 
 impl Pass {
@@ -119,7 +120,7 @@ impl Pass {
             let (_, note, state) = found.ok_or_else(missing)?;
             verifier.begin(&note, &state);
         }
-        let mut pass = Pass { verifier, begun: Instant::now(), told: 0, snapshot: None };
+        let mut pass = Pass { verifier, begun: Instant::now(), told: 0, snapshots: BTreeSet::new() };
         // What the log begins with may be at fault, and then nothing after it may be readable.
         pass.tell(shared);
         Ok(pass)
@@ -151,7 +152,7 @@ impl Pass {
         let next = self.verifier.next_version();
         let caught_up = next > durable;
         if caught_up {
-            self.check_snapshot(shared, &reader)?;
+            self.check_snapshots(shared, &reader)?;
         }
         self.tell(shared);
         if self.told == 0 {
@@ -160,22 +161,24 @@ impl Pass {
         Ok(caught_up)
     }
 
-    /// The newest snapshot is what the log signed; each is looked at once, since all of its state is read.
-    fn check_snapshot(&mut self, shared: &Shared, reader: &Reader) -> Result<(), StoreError> {
-        let newest = |reader: &Reader| reader.snapshot_note(u64::MAX);
-        let Some((version, note)) = newest(reader)?.filter(|(newest, _)| Some(*newest) != self.snapshot)
-        else {
-            return Ok(());
-        };
-        self.snapshot = Some(version);
-        let state = reader.state_hash(version)?;
-        if state.is_none() && newest(&shared.store.settled()?)?.is_some_and(|(newest, _)| newest != version) {
-            // It was let go of while this thread had no turn; the one in its place comes next.
-            return Ok(());
-        }
-        let signed = Note::parse(&note).and_then(|note| Snapshot::verify(&note, &shared.log_key));
-        if !signed.is_ok_and(|signed| signed.version == version && Some(signed.state_b3) == state) {
-            shared.damaged(version, "the snapshot is not what the log signed");
+    /// The snapshots are what the log signed; each is looked at once, since all of its state is read.
+    fn check_snapshots(&mut self, shared: &Shared, reader: &Reader) -> Result<(), StoreError> {
+        let versions = reader.snapshot_versions()?;
+        self.snapshots.retain(|known| versions.contains(known));
+        for version in versions {
+            if !self.snapshots.insert(version) {
+                continue;
+            }
+            let note = reader.snapshot_note(version)?.map(|(_, note)| note).unwrap_or_default();
+            let state = reader.state_hash(version)?;
+            if state.is_none() && !shared.store.settled()?.snapshot_versions()?.contains(&version) {
+                // It was let go of while this thread had no turn.
+                continue;
+            }
+            let signed = Note::parse(&note).and_then(|note| Snapshot::verify(&note, &shared.log_key));
+            if !signed.is_ok_and(|signed| signed.version == version && Some(signed.state_b3) == state) {
+                shared.damaged(version, "the snapshot is not what the log signed");
+            }
         }
         Ok(())
     }
@@ -234,12 +237,27 @@ mod tests {
         make(&registry.shared, None).unwrap();
         let mut pass = Pass::begin(&registry.shared).unwrap();
         while !pass.slice(&registry.shared).unwrap() {}
-        assert_eq!((pass.snapshot, registry.shared.damage()), (Some(3), None));
+        assert_eq!(
+            (pass.snapshots.iter().copied().collect::<Vec<_>>(), registry.shared.damage()),
+            (vec![3], None)
+        );
         registry.grow(2);
         make(&registry.shared, None).unwrap();
         registry.shared.store.spoil_snapshot(5);
         while !pass.slice(&registry.shared).unwrap() {}
         assert!(registry.shared.damage().unwrap().contains("version 5"), "{:?}", registry.shared.damage());
+    }
+
+    #[test]
+    fn a_snapshot_that_is_not_the_newest_is_looked_at_too() {
+        let mut registry = Fixture::new(RegistrySettings::default());
+        for count in [3, 2] {
+            registry.grow(count);
+            make(&registry.shared, None).unwrap();
+        }
+        registry.shared.store.spoil_snapshot(3);
+        whole_pass(&registry);
+        assert!(registry.shared.damage().unwrap().contains("version 3"), "{:?}", registry.shared.damage());
     }
 
     #[test]

@@ -38,6 +38,8 @@ const HEAD_MAX: usize = 1024;
 
 /// Where the admin plane says how it is with the registry that is followed.
 pub const STATUS: &str = "/node/follow";
+/// Of it, what a registry asks that has this node as a mirror.
+const CHECKPOINT: &str = "/node/follow/checkpoint";
 
 pub static TASK: TaskSpec = TaskSpec {
     service: "kernel",
@@ -586,7 +588,17 @@ impl Following {
             rows.row(&[], version());
         });
         let this = self.clone();
+        let shown = this.clone();
+        self.service.open_api(CHECKPOINT, move || Ok(shown.checkpoint()));
         self.service.local_api(Method::GET, STATUS, move |_| Ok(this.json()));
+    }
+
+    /// The newest checkpoint that was checked, which is everybody's to see.
+    fn checkpoint(&self) -> Value {
+        let follower = self.follower.load();
+        let note = follower.newest().map(ToString::to_string);
+        let size = follower.newest().and_then(|note| Checkpoint::parse(&note.text)).map(|it| it.size);
+        json!({"checkpoint": size, "note": note})
     }
 
     fn json(&self) -> Value {
@@ -594,14 +606,15 @@ impl Following {
         let head = follower.head();
         let rejected =
             sets.rejected.map(|rejected| json!({"version": rejected.version, "problems": rejected.problems}));
-        let note = follower.newest().map(ToString::to_string);
-        let size = follower.newest().and_then(|note| Checkpoint::parse(&note.text)).map(|it| it.size);
-        json!({
-            "follows": true, "checkpoint": size, "note": note, "version": head.version, "hash": head.hash.to_string(), "log_key": follower.log().map(ToString::to_string),
+        let Value::Object(checkpoint) = self.checkpoint() else { unreachable!("it is an object") };
+        let mut said = json!({
+            "follows": true, "version": head.version, "hash": head.hash.to_string(), "log_key": follower.log().map(ToString::to_string),
             "in_force": {"version": sets.in_force.version, "items": sets.in_force.len()},
             "rejected": rejected, "trouble": self.layers.notice.trouble(),
             "evidence": self.found.load().as_ref().map(|found| found.json()),
-        })
+        });
+        said.as_object_mut().expect("made above").extend(checkpoint);
+        said
     }
 }
 

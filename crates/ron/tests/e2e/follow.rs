@@ -246,6 +246,12 @@ fn a_route_that_two_approved_goes_live_and_one_that_is_wrong_does_not() {
     let line = "gateway.routes[0].path = \"/r\"  # registry version 1 approved by [s0, s1] (route r)";
     assert!(values.contains(line), "{values}");
 
+    // Whoever mirrors the registry may see what it has signed.
+    let seen = get(&node.admin(), "/node/follow/checkpoint").json();
+    assert!(seen["note"].as_str().unwrap().starts_with("test.example/log\n"), "{seen}");
+    assert_eq!(seen["checkpoint"], status(&node)["checkpoint"]);
+    assert_eq!(get(&node.admin(), "/node/follow").status, 401);
+
     // Broken on purpose: what was good stays, and everybody can read why.
     registry.commit(&[route("bad", "nowhere"), route("r2", "u")]);
     node.eventually("it is rejected", |node| missing(node, "registry_follow"));
@@ -443,6 +449,35 @@ fn copy(from: &Path, to: &Path) {
             std::fs::copy(entry.path(), target).unwrap();
         }
     }
+}
+
+#[test]
+fn a_follower_that_has_seen_more_holds_a_registry_that_was_put_back() {
+    let mut registry = Registry::start();
+    let relay = Relay::start(&registry, true);
+    let node = follower(&["gateway"], &relay, &registry.roots, "");
+    registry.commit(&[put("x-a", "a", json!(1))]);
+    let dir = registry.stop();
+    let old = tempfile::tempdir().unwrap();
+    copy(dir.path(), old.path());
+    registry.resume(dir);
+    relay.lead_to(&registry);
+    registry.commit(&[put("x-a", "a", json!(2))]);
+    node.eventually("the checkpoint was seen", |node| status(node)["checkpoint"] == 3);
+    drop(registry.stop());
+    let file = old.path().join("ron.toml");
+    let mirror = format!("[registry]\nmirrors = [\"http://{}/node/follow/checkpoint\"]\n", node.admin());
+    let config = std::fs::read_to_string(&file).unwrap().replacen("[registry]\n", &mirror, 1);
+    std::fs::write(&file, config).unwrap();
+    registry.resume(old);
+    registry.node().eventually("it is held", |node| {
+        let answer = get(&node.admin(), "/readyz");
+        answer.status == 503
+            && answer.text().contains("behind_mirror_")
+            && answer.text().contains("_saw_3_has_2")
+    });
+    let refused = registry.commit_by(&[0, 1], &[put("x-a", "a", json!(3))]);
+    assert_eq!((refused.status, refused.reason()), (503, "not_ready"), "{}", refused.text());
 }
 
 #[test]

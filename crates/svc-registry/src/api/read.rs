@@ -3,7 +3,7 @@
 use super::answer::{self, malformed, not_found};
 use super::{Api, Asked, in_time, unreadable};
 use crate::pending::proposed;
-use crate::store::{Gone, Reader, RestoreError, StoreError, changes_signers};
+use crate::store::{Gone, RestoreError, changes_signers};
 use http::Response;
 use ron_kernel::http::Body;
 use ron_kernel::problem::Rejection;
@@ -60,7 +60,7 @@ impl Api {
         if version > self.shared.head().version {
             return Err(self.not_yet());
         }
-        let found = self.read(&asked, "entry", move |reader| one(reader, version)).await?;
+        let found = self.read(&asked, "entry", move |reader| reader.sure_pair(version)).await?;
         // What is about to be removed is gone already; changes of the signer set stay.
         let kept = |payload: &[u8]| version >= self.shared.min_version() || changes_signers(version, payload);
         let Some((record, payload)) = found.filter(|(_, payload)| kept(payload)) else {
@@ -134,7 +134,7 @@ impl Api {
         let mut text = String::new();
         item_text(&mut text, &key, version, body);
         if asked.query.flag("proof")? {
-            let entry = self.read(&asked, "entry", move |reader| one(reader, version)).await?;
+            let entry = self.read(&asked, "entry", move |reader| reader.sure_pair(version)).await?;
             let entry = entry.map_or("null".to_owned(), |(record, payload)| entry_text(&record, &payload));
             let proof = self.proof_under_checkpoint(&asked, version).await?;
             let _ = write!(text, ",\"entry\":{entry},\"proof\":{proof}");
@@ -278,11 +278,6 @@ fn pending_text(id: B3, kept: crate::store::Kept, signers: &ron_log::SignerSet) 
         "quorum": {"m": signers.threshold(), "n": signers.approvers()}, "met": met,
     });
     answer::with_payload(&rest, &payload)
-}
-
-/// One entry as it was written; none if it is kept no more.
-fn one(reader: &Reader, version: u64) -> Result<Option<(Vec<u8>, Vec<u8>)>, StoreError> {
-    Ok(reader.sure_pairs(version, 1, PAGE_BYTES)?.pop().map(|(_, record, payload)| (record, payload)))
 }
 
 /// A record with its hash and payload.

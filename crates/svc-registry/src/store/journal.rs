@@ -94,7 +94,25 @@ impl Journal {
             before = Some(number);
             at += len;
         }
+        if self.begun(at)? == Some(self.next) {
+            tracing::warn!(
+                batch = self.next,
+                "the journal's last record is not whole: what it had was never acknowledged, or the disk has lost it"
+            );
+        }
         Ok(())
+    }
+
+    /// The number of the batch whose record a page begins, whatever is behind its header.
+    fn begun(&self, at: u64) -> Result<Option<u64>, StoreError> {
+        let mut header = [0; HEADER];
+        if at + HEADER as u64 > self.medium.len().map_err(StoreError::of_io)? {
+            return Ok(None);
+        }
+        self.medium.read(at, &mut header).map_err(StoreError::of_io)?;
+        let mut fields = Fields(&header);
+        let magic = fields.array::<8>().filter(|magic| *magic == MAGIC);
+        Ok(magic.and_then(|_| fields.number()).and_then(|_len| fields.number()))
     }
 
     /// What is beside the records that were read was never flushed, or is older; a newer one would be cut off from the

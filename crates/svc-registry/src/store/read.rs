@@ -199,6 +199,12 @@ impl Reader {
         self.unless_pruned(from, checked.map(|()| pairs))
     }
 
+    /// One of them.
+    pub fn sure_pair(&self, version: u64) -> Result<Option<Pair>, StoreError> {
+        let found = self.sure_pairs(version, 1, usize::MAX)?.pop();
+        Ok(found.map(|(_, record, payload)| (record, payload)))
+    }
+
     fn check_pairs(&self, from: u64, pairs: &Pairs) -> Result<(), StoreError> {
         self.check_records(from, pairs.iter().map(|(version, record, _)| (*version, record.as_slice())))?;
         for (version, record, payload) in pairs {
@@ -399,7 +405,7 @@ impl Reader {
     }
 
     /// The versions of all snapshots.
-    pub(super) fn snapshot_versions(&self) -> Result<Vec<u64>, StoreError> {
+    pub fn snapshot_versions(&self) -> Result<Vec<u64>, StoreError> {
         let table = self.table(SNAPSHOTS)?;
         let rows = table.iter().map_err(StoreError::of)?;
         rows.map(|row| Ok(row.map_err(StoreError::of)?.0.value())).collect()

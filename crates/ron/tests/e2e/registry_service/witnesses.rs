@@ -328,6 +328,8 @@ fn a_mirror_that_saw_more_or_something_else_holds_the_log_and_a_dead_one_nobody(
     let mut registry = Registry::start(&format!("{OPEN}{mirrors}\ncheckpoint = {{ interval = \"1h\" }}\n"));
     registry.is_ready();
     assert_eq!(mirror.count("/checkpoint"), 1, "it was asked");
+    let ready = registry.ready("write").json();
+    assert_eq!((&ready["ready"], &ready["missing"]), (&json!(true), &json!(["registry.mirror"])), "{ready}");
     assert_eq!(registry.commit_and("checkpointed", 10).0, 201);
     show(Script::Body(registry.get("/checkpoint").body));
     registry.while_stopped(|dir| copy(&dir.join("reg"), &dir.join("backup")));
