@@ -2,6 +2,7 @@
 
 mod answer;
 mod export;
+mod openapi;
 mod proofs;
 mod read;
 mod routes;
@@ -240,7 +241,7 @@ impl Api {
             Endpoint::LogKey => {
                 Ok(answer::raw(200, format!("{}\n", self.shared.log_key), answer::TEXT, asked.corr))
             }
-            _ => Ok(answer::value(200, &routes::openapi(), asked.format, asked.corr)),
+            _ => Ok(answer::value(200, &openapi::page(), asked.format, asked.corr)),
         }
     }
 

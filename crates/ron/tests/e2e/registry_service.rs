@@ -547,8 +547,90 @@ fn the_page_of_routes_is_served_and_true() {
             if path.contains("proposals/{id}") { format!("/registry/proposals/{}", B3::ZERO) } else { asked };
         registry.node.eventually("a first checkpoint", |_| registry.get("/checkpoint").status == 200);
         let expected = if path.contains("proposals/{id}") { 404 } else { 200 };
-        assert_eq!(registry.get(&asked).status, expected, "{asked}");
+        let answer = registry.get(&asked);
+        assert_eq!(answer.status, expected, "{asked}");
+        is_as_written(&page, &operations["get"], &answer);
     }
+    // What is written is answered as the page says too, and so is what is refused.
+    let sent = registry.payload("a", &json!(1));
+    let proposed = registry.post("/registry/proposals", &sent);
+    let id = proposed.json()["proposal_id"].as_str().unwrap().to_owned();
+    let approve =
+        |index: usize| registry.post(&format!("/registry/approvals/{id}"), &registry.approval(index, &sent));
+    let paths = &page["paths"];
+    is_as_written(&page, &paths["/registry/proposals"]["post"], &proposed);
+    is_as_written(&page, &paths["/registry/approvals/{id}"]["post"], &approve(0));
+    is_as_written(
+        &page,
+        &paths["/registry/proposals/{id}"]["get"],
+        &registry.get(&format!("/registry/proposals/{id}")),
+    );
+    is_as_written(&page, &paths["/registry/proposals"]["get"], &registry.get("/registry/proposals"));
+    let commit = || registry.post(&format!("/registry/commit/{id}"), &json!({}));
+    is_as_written(&page, &paths["/registry/commit/{id}"]["post"], &commit());
+    approve(1);
+    is_as_written(&page, &paths["/registry/commit/{id}"]["post"], &commit());
+    let item = registry.get("/registry/items/x-demo/a?proof=1");
+    is_as_written(&page, &paths["/registry/items/{kind}/{id}"]["get"], &item);
+    is_as_written(
+        &page,
+        &paths["/registry/supersede"]["post"],
+        &registry.post("/registry/supersede", &json!({})),
+    );
+}
+
+/// An answer has a status and the members that the page of routes says, and no others.
+fn is_as_written(page: &Value, operation: &Value, answer: &Answer) {
+    let told = &operation["responses"][answer.status.to_string()];
+    assert!(told.is_object(), "{} of {}", answer.status, operation["summary"]);
+    let kind = answer.header("content-type").unwrap().split(';').next().unwrap();
+    let content = &told["content"][kind];
+    assert!(content.is_object(), "{kind} of {}: {told}", operation["summary"]);
+    if kind.ends_with("json") && !content["schema"].is_null() {
+        assert_eq!(misfit(page, &content["schema"], &answer.json()), None, "{}", answer.text());
+    }
+}
+
+/// What of a value is not as a schema has it.
+fn misfit(page: &Value, schema: &Value, value: &Value) -> Option<String> {
+    let wrong = |what: &str| Some(format!("{value}: {what}"));
+    if let Some(name) = schema["$ref"].as_str() {
+        let schema = page.pointer(name.trim_start_matches('#')).expect("a schema that is there");
+        return misfit(page, schema, value);
+    }
+    if let Some(several) = schema["oneOf"].as_array() {
+        let fits = several.iter().filter(|schema| misfit(page, schema, value).is_none()).count();
+        return if fits == 1 { None } else { wrong(&format!("fits {fits} of {several:?}")) };
+    }
+    if let Some(known) = schema["enum"].as_array() {
+        return if known.contains(value) { None } else { wrong(&format!("is none of {known:?}")) };
+    }
+    let is_kind = match schema["type"].as_str() {
+        None => schema["const"].is_null() || schema["const"] == *value,
+        Some("object") => value.is_object(),
+        Some("array") => value.is_array(),
+        Some("string") => value.is_string(),
+        Some("integer") => value.is_u64(),
+        Some("boolean") => value.is_boolean(),
+        Some("null") => value.is_null(),
+        Some(other) => panic!("{other}"),
+    };
+    if !is_kind {
+        return wrong(&format!("is not {schema}"));
+    }
+    let mut items = value.as_array().into_iter().flatten();
+    if let Some(bad) = items.find_map(|item| misfit(page, &schema["items"], item)) {
+        return Some(bad);
+    }
+    let (members, properties) = (value.as_object()?, schema["properties"].as_object()?);
+    let required = schema["required"].as_array().into_iter().flatten();
+    if let Some(missing) = required.into_iter().find(|name| !members.contains_key(name.as_str().unwrap())) {
+        return wrong(&format!("lacks {missing}"));
+    }
+    members.iter().find_map(|(name, value)| match properties.get(name) {
+        Some(schema) => misfit(page, schema, value),
+        None => wrong(&format!("has {name:?}")),
+    })
 }
 
 fn flip(path: &Path, at: usize) {

@@ -5,6 +5,7 @@ use super::{Api, Asked, in_time, unreadable};
 use crate::pending::proposed;
 use crate::store::{Gone, RestoreError, changes_signers};
 use http::Response;
+use http::header::{CACHE_CONTROL, HeaderValue};
 use ron_kernel::http::Body;
 use ron_kernel::problem::Rejection;
 use ron_kernel::reason::Reason;
@@ -23,9 +24,10 @@ const PAGE_BYTES: usize = 8 << 20;
 
 impl Api {
     pub(super) async fn head(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
+        let after = asked.query.number("after")?;
         if let Some(wait) = asked.query.text("wait") {
             let wait: Span = wait.parse().map_err(malformed)?;
-            let after = asked.query.number("after")?.unwrap_or(self.shared.head().version);
+            let after = after.unwrap_or(self.shared.head().version);
             let longer = async {
                 let mut committed = self.shared.committed.subscribe();
                 while self.shared.head().version <= after {
@@ -51,7 +53,9 @@ impl Api {
             );
             return Ok(answer::json(200, said, asked.format, asked.corr));
         }
-        let response = answer::json(200, page.json.clone(), asked.format, asked.corr);
+        let mut response = answer::json(200, page.json.clone(), asked.format, asked.corr);
+        // To be kept, but asked for again each time.
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         Ok(answer::tagged(response, &page.etag, asked.headers()))
     }
 
