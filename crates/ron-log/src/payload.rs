@@ -48,6 +48,9 @@ pub enum PayloadError {
     Json(#[from] JsonError),
     #[error("{0}")]
     Misfit(#[from] Misfit),
+    /// Of one of its operations, counted from zero.
+    #[error("ops[{0}]: {1}")]
+    Op(usize, Misfit),
     #[error("larger than {PAYLOAD_MAX} bytes in canonical form")]
     TooLarge,
 }
@@ -160,7 +163,7 @@ impl Payload {
     }
 
     pub(crate) fn general(bytes: &[u8]) -> Result<Self, PayloadError> {
-        Ok(Self::from_json(&Json::parse_canonical(bytes)?)?)
+        Self::from_json(&Json::parse_canonical(bytes)?)
     }
 
     /// Reads canonical bytes without making a tree of more than the bodies, which it need not write again.
@@ -199,18 +202,19 @@ impl Payload {
         Some(Self { base_version, signers_version, nonce, ops, note, expires_at })
     }
 
-    fn from_json(json: &Json<'_>) -> Result<Self, Misfit> {
+    fn from_json(json: &Json<'_>) -> Result<Self, PayloadError> {
         let mut fields = Fields::of(json, "payload")?;
         if fields.text("schema")? != SCHEMA {
-            return Err(Misfit { member: "schema", wants: "must be `ron.registry/1`" });
+            return Err(Misfit { member: "schema", wants: "must be `ron.registry/1`" }.into());
         }
         let mut nonce = [0; 16];
         if !unhex(fields.text("nonce")?.as_bytes(), &mut nonce) {
-            return Err(Misfit { member: "nonce", wants: "must be 32 lowercase hexadecimal digits" });
+            return Err(Misfit { member: "nonce", wants: "must be 32 lowercase hexadecimal digits" }.into());
         }
         let list = fields.list("ops")?;
         check_count(list.len())?;
-        let ops = list.iter().map(Op::from_json).collect::<Result<Vec<_>, _>>()?;
+        let op = |(at, json)| Op::from_json(json).map_err(|misfit| PayloadError::Op(at, misfit));
+        let ops = list.iter().enumerate().map(op).collect::<Result<Vec<_>, _>>()?;
         check_ops(&ops)?;
         let payload = Self {
             base_version: fields.whole("base_version")?,

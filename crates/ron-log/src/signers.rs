@@ -231,7 +231,8 @@ impl Signer {
 }
 
 /// Plain enough to need no escape in JSON and no quoting in a shell's output.
-pub(crate) fn is_signer_id(id: &str) -> bool {
+/// Whether a signer may be called so.
+pub fn is_signer_id(id: &str) -> bool {
     (1..=128).contains(&id.len())
         && id.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\')
 }

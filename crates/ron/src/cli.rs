@@ -263,7 +263,7 @@ pub(crate) enum RegistryCommand {
         /// The signer's name in the signer set.
         #[arg(long, value_name = "NAME")]
         signer: String,
-        /// Do not ask.
+        /// Do not ask whether to sign; it is asked on a terminal only.
         #[arg(long)]
         yes: bool,
         /// Where to write the approval instead.
@@ -360,7 +360,7 @@ pub(crate) enum RegistryCommand {
         /// What `ron registry sign` printed.
         #[arg(long, value_name = "FILE")]
         approval: Option<PathBuf>,
-        /// Do not ask.
+        /// Do not ask whether to sign; it is asked on a terminal only.
         #[arg(long)]
         yes: bool,
         #[command(flatten)]

@@ -141,7 +141,9 @@ fn registry_advice(reason: Reason) -> &'static str {
         Reason::RevokedKey => "registry: somebody of `signers/main` must approve",
         Reason::QuorumFailed => "registry: collect more approvals",
         Reason::PolicyChanged => "registry: propose again under the new signer set",
-        Reason::Expired => "registry: propose again with a later end",
+        Reason::Expired => {
+            "registry: `detail` says why: past its end (propose again with a later one), withdrawn, a version already, or the signer's key is past its end"
+        }
         Reason::NotReady => "look at `/readyz`",
         Reason::Storage => {
             "registry: look at the disk; edge: at the object store; `/readyz` says whether it is full, failing, damaged or away"

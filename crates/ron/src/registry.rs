@@ -20,6 +20,7 @@ use anyhow::Context as _;
 use change::Change;
 use node::Registry;
 use ron_log::key::PublicKey;
+use ron_log::signers::is_signer_id;
 use ron_log::{Approval, B3, Proposal, Role, Signer, SignerSet, TrustRoots};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -78,6 +79,11 @@ fn genesis(
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     let signers = signers.iter().map(|text| signer(text)).collect::<Result<Vec<_>, _>>()?;
+    let majority = signers.len() as u64 / 2 + 1;
+    if threshold < majority {
+        let wants = format!("a majority must approve, of {} signers at least {majority}", signers.len());
+        return Err(Usage(format!("--threshold {threshold}: {wants}")).into());
+    }
     let signers = SignerSet::new(threshold, false, signers).map_err(|misfit| Usage(misfit.to_string()))?;
     let text = TrustRoots { log, signers }.canonical();
     // Read back as anybody will read it.
@@ -141,6 +147,10 @@ fn sign(
 
 /// An approval with the keys of these files, as it is sent.
 fn signed(payload_b3: B3, keys: &[PathBuf], signer: &str) -> anyhow::Result<String> {
+    if !is_signer_id(signer) {
+        let wants = "a signer's name is 1 to 128 visible ASCII characters, not \" or \\";
+        return Err(Usage(format!("--signer {signer}: {wants}")).into());
+    }
     let approval = Approval::sign_with(signer, &signing_keys(keys)?, payload_b3, change::now()?).canonical();
     Approval::parse(approval.as_bytes()).map_err(|error| Usage(format!("--signer {signer}: {error}")))?;
     Ok(approval)

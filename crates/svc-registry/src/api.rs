@@ -303,7 +303,17 @@ impl Api {
         match self.tokens.load().authorize(token.trim(), wish, SystemTime::now()) {
             Ok(_bearer) => Ok(()),
             Err(reason) => {
-                let refused = Rejection::new(reason, format!("the capability must allow {scope} here"));
+                let detail = match reason {
+                    Reason::TokenExpired => "the capability has expired".to_owned(),
+                    Reason::TokenInvalid => {
+                        "the capability is not of a key that is trusted here, or was changed".to_owned()
+                    }
+                    Reason::TokenAudience => {
+                        "the capability is for another audience than registry".to_owned()
+                    }
+                    _ => format!("the capability must allow {scope} here"),
+                };
+                let refused = Rejection::new(reason, detail);
                 Err(if reason.status() == 401 { challenge(refused) } else { refused })
             }
         }

@@ -112,7 +112,8 @@ fn a_payload_is_refused_for_what_its_schema_says() {
         (r#"{"op":"put","kind":"peer","id":"p","body":{"address":1}}"#, "address: must be a string"),
         (r#"{"op":"delete","kind":"x-a","id":""}"#, "id: must be 1 to 256 bytes without control characters"),
     ] {
-        assert_eq!(with(bad).expect_err(bad).to_string(), why);
+        let which = if why.starts_with("ops: ") { "" } else { "ops[0]: " };
+        assert_eq!(with(bad).expect_err(bad).to_string(), format!("{which}{why}"));
     }
     let route = good.replace("OPS", route);
     for (from, to) in [

@@ -285,7 +285,7 @@ fn a_refusal_says_what_to_do() {
         out
     };
     check(&put[..4], 64, "say --yes");
-    check(&["put", "route", "r", "roots.json", "--yes"], 64, "no good change: path: is missing");
+    check(&["put", "route", "r", "roots.json", "--yes"], 64, "no good change: ops[0]: path: is missing");
     check(&["put", "route", "r", "a", "--yes"], 1, "a is no JSON");
     check(&["delete", "route", "r", "--yes"], 1, "there is no item route/r to delete");
     check(&["get", "7"], 1, "404 not_found");
