@@ -104,7 +104,7 @@ pub(crate) async fn checkpoint(shared: Arc<Shared>, retention: Sender<()>) -> Ta
     let hand = Hand::new("checkpointor")?;
     let mut committed = shared.committed.subscribe();
     let mut follower: Option<Follower> = None;
-    let (mut last, mut wanted) = (Instant::now(), false);
+    let (mut last, mut wanted, mut failed) = (Instant::now(), false, false);
     let mut missing = Missing::new(&shared.service, "checkpoint", Severity::Degraded);
     loop {
         let covered = shared.signed_size.load(Ordering::Acquire);
@@ -116,7 +116,7 @@ pub(crate) async fn checkpoint(shared: Arc<Shared>, retention: Sender<()>) -> Ta
         } else if blocked() {
             Some(Instant::now() + LOOK)
         } else if covered == 0 {
-            Some(last)
+            Some(if failed { last + GAP } else { last })
         } else if wanted {
             Some(last + GAP_WANTED)
         } else if new >= settings.checkpoint.entries {
@@ -145,6 +145,7 @@ pub(crate) async fn checkpoint(shared: Arc<Shared>, retention: Sender<()>) -> Ta
                 continue;
             }
         };
+        failed = made.is_err();
         match made {
             Ok((signed, followed)) => {
                 missing.note(false);

@@ -4,7 +4,7 @@ use crate::shared::Shared;
 use ron_log::approval::Sig;
 use ron_log::{Approval, ApprovalError, CheckedApproval, Proposal, SignerSet, Unchecked, check_all};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 /// Threads that check at once, at most.
@@ -95,14 +95,15 @@ impl Given {
 /// Threads that check ahead. To wake one costs as much as a check, so what there is much of is handed over together.
 #[derive(Debug)]
 pub(crate) struct Ahead {
-    gathered: Mutex<Vec<Arc<Given>>>,
-    to: SyncSender<Vec<Arc<Given>>>,
+    /// Nobody's, once it is answered.
+    gathered: Mutex<Vec<Weak<Given>>>,
+    to: SyncSender<Vec<Weak<Given>>>,
 }
 
 impl Ahead {
     /// One core is left to whoever writes.
     pub(crate) fn new(shared: &Arc<Shared>) -> std::io::Result<Ahead> {
-        let (to, waiting) = sync_channel::<Vec<Arc<Given>>>(AHEAD_MAX / TOGETHER);
+        let (to, waiting) = sync_channel::<Vec<Weak<Given>>>(AHEAD_MAX / TOGETHER);
         let waiting = Arc::new(Mutex::new(waiting));
         for _ in 0..threads().saturating_sub(1).max(1) {
             let (shared, waiting) = (shared.clone(), waiting.clone());
@@ -110,6 +111,7 @@ impl Ahead {
             let work = move || {
                 while let Some(given) = next() {
                     let view = shared.view.load_full();
+                    let given: Vec<_> = given.iter().filter_map(Weak::upgrade).collect();
                     let given: Vec<_> = given.iter().collect();
                     Given::check_all(&given, &shared, view.head.signers_version, view.state.signers());
                 }
@@ -123,7 +125,7 @@ impl Ahead {
     /// find no place, and those that nothing more comes to join, are checked by the Committer.
     pub(crate) fn check(&self, given: &Arc<Given>, batch: usize) {
         let mut gathered = self.gathered.lock().unwrap_or_else(PoisonError::into_inner);
-        gathered.push(given.clone());
+        gathered.push(Arc::downgrade(given));
         if gathered.len() >= (batch / PARTS).clamp(1, TOGETHER) {
             let together = std::mem::take(&mut *gathered);
             drop(gathered);

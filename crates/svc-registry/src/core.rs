@@ -225,12 +225,16 @@ impl Core {
             }
             Ask::Withdraw { id } => {
                 if self.pending.remove(id).is_none() {
-                    if self.gone(batch, id) == Some(Gone::Withdrawn) {
-                        return Ok(Done::Withdrawn);
+                    // First, for what was withdrawn once may have been committed since.
+                    if let Some(HeadInfo { version, .. }) = self.found(batch, id)? {
+                        let detail =
+                            format!("it became version {version} and cannot be withdrawn; supersede it");
+                        return Err(Refusal::new(Reason::Expired, detail));
                     }
-                    let HeadInfo { version, .. } = self.settled(batch, id)?;
-                    let detail = format!("it became version {version} and cannot be withdrawn; supersede it");
-                    return Err(Refusal::new(Reason::Expired, detail));
+                    return match self.gone(batch, id) {
+                        Some(Gone::Withdrawn) => Ok(Done::Withdrawn),
+                        other => Err(came_to_nothing(other)),
+                    };
                 }
                 batch.end(id, Some((Gone::Withdrawn, now)));
                 batch.changes.forgotten.extend(self.pending.note_gone(id));
@@ -505,14 +509,7 @@ impl Core {
 
     /// What became of a proposal that is not pending.
     fn settled(&self, batch: &Batch, id: B3) -> Result<HeadInfo, Refusal> {
-        if let Some(info) = self.found(batch, id)? {
-            return Ok(info);
-        }
-        Err(match self.gone(batch, id) {
-            Some(Gone::Withdrawn) => Refusal::new(Reason::Expired, "it was withdrawn: propose it anew"),
-            Some(Gone::Expired) => Refusal::new(Reason::Expired, PAST_END),
-            None => Refusal::new(Reason::NotFound, "no such proposal is known"),
-        })
+        self.found(batch, id)?.ok_or_else(|| came_to_nothing(self.gone(batch, id)))
     }
 
     /// How a proposal came to nothing, if it did.
@@ -641,6 +638,15 @@ fn lacking(judged: &Judgement, approvals: &[CheckedApproval]) -> String {
         format!("the approval of {} does not count: {why}", approvals[*index].approval().signer)
     });
     sets.into_iter().filter_map(lacks).chain(aside).collect::<Vec<_>>().join("; ")
+}
+
+/// What is told of a proposal that is not pending and was not committed.
+fn came_to_nothing(how: Option<Gone>) -> Refusal {
+    match how {
+        Some(Gone::Withdrawn) => Refusal::new(Reason::Expired, "it was withdrawn: propose it anew"),
+        Some(Gone::Expired) => Refusal::new(Reason::Expired, PAST_END),
+        None => Refusal::new(Reason::NotFound, "no such proposal is known"),
+    }
 }
 
 /// What is told when something that is kept cannot be read.

@@ -36,7 +36,7 @@ pub(crate) async fn retain(shared: Arc<Shared>, commands: Arc<Receiver<()>>) -> 
             // Entries grow old also while none are added.
             () = tokio::time::sleep(interval.max(LOOK)) => {}
         }
-        if shared.damage().is_some() {
+        if shared.damage().is_some() || shared.holds.any() || shared.store.disk().flush_failed() {
             continue;
         }
         let working = shared.clone();
@@ -183,6 +183,7 @@ mod tests {
     use crate::checkpointor::make;
     use crate::config::{RegistrySettings, RetentionSettings};
     use crate::fixture::{Fixture, log_key, roots};
+    use crate::guard::{Hold, Seer};
     use crate::store::{Disk, Faulty, Store};
     use ron_kernel::units::{Size, Span};
     use ron_log::Note;
@@ -263,6 +264,30 @@ mod tests {
         tokio::select! {
             ended = retain(shared.clone(), commands) => panic!("it ends: {ended:?}"),
             () = crate::fixture::until(|| shared.min_version() == 256) => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn while_the_log_is_held_up_nothing_is_let_go() {
+        let registry = registry(settings(Policy::Age));
+        let shared = registry.shared.clone();
+        let seen = Hold::Behind { who: Seer::Own, seen: 400, has: 306 };
+        shared.holds.set(&Seer::Own, Some(seen));
+        let (command, commands) = crate::fixture::commands(&shared);
+        let held = async {
+            // Once the second is taken, the first is done with.
+            for _ in 0..2 {
+                assert!(command.try_send(()).is_ok());
+                crate::fixture::until(|| command.depth() == 0).await;
+            }
+            assert!(shared.store.reader().unwrap().manifests().unwrap().is_empty());
+            shared.holds.set(&Seer::Own, None);
+            assert!(command.try_send(()).is_ok());
+            crate::fixture::until(|| shared.min_version() == 256).await;
+        };
+        tokio::select! {
+            ended = retain(shared.clone(), commands) => panic!("it ends: {ended:?}"),
+            () = held => {}
         }
     }
 

@@ -374,12 +374,12 @@ impl Shared {
 
     /// Something that was stored is not what it was: nothing is written on top of it any more.
     pub(crate) fn damaged(&self, version: u64, what: &str) {
-        let text = format!("version {version} is damaged");
-        // Whoever reads it again finds the same.
-        if self.damage().is_none_or(|known| *known != text) {
+        if self.stop_writes(format!("version {version} is damaged"), &format!("corrupt_version_{version}")) {
             tracing::error!(version, what, "the registry's store is damaged: writes are refused");
+        } else {
+            // Whoever reads it again finds the same.
+            tracing::debug!(version, what, "the registry's store is damaged");
         }
-        self.stop_writes(text, &format!("corrupt_version_{version}"));
     }
 
     /// Work on the store panicked, as it does over a page that makes no sense: that is damage too.
@@ -388,10 +388,13 @@ impl Shared {
         self.stop_writes(format!("{work} failed: the store is damaged"), "corrupt_store");
     }
 
-    fn stop_writes(&self, text: String, cause: &str) {
-        if self.damage.compare_and_swap(&None::<Arc<String>>, Some(Arc::new(text))).is_none() {
+    /// True if it is the first reason to.
+    fn stop_writes(&self, text: String, cause: &str) -> bool {
+        let is_first = self.damage.compare_and_swap(&None::<Arc<String>>, Some(Arc::new(text))).is_none();
+        if is_first {
             self.service.lose(cause, Severity::WritesShed);
         }
+        is_first
     }
 
     pub(crate) fn damage(&self) -> Option<Arc<String>> {

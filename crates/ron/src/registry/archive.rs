@@ -27,7 +27,7 @@ pub(crate) fn export(registry: &Registry, file: &Path, force: bool) -> anyhow::R
         return Err(Usage(format!("{} is there already: say --force to overwrite it", file.display())).into());
     }
     // Asked before, so that the export must have it.
-    let head = verify::head(registry)?;
+    let (head, damage) = verify::head(registry)?;
     let asked = Asked {
         method: "GET",
         path: "/registry/export",
@@ -66,13 +66,16 @@ pub(crate) fn export(registry: &Registry, file: &Path, force: bool) -> anyhow::R
     anyhow::ensure!(reader.ended(), "the export ends too early; {} is what came", partial.display());
     out.sync_all().with_context(failed)?;
     let last = last.unwrap_or(0);
-    anyhow::ensure!(
-        last >= head,
-        "the export ends with version {last}, and the log with {head}: the node could not sign the rest in time (its log \
-         says why); try again. {} is what came, and {} was not touched",
-        partial.display(),
-        file.display()
-    );
+    if last < head || damage.is_some() {
+        let why = damage.unwrap_or_else(|| {
+            format!(
+                "the export ends with version {last}, and the log with {head}: what comes then was not signed in time, \
+                 or not cosigned by as many witnesses as there must be (/readyz and the node's log say why); try again"
+            )
+        });
+        let (partial, file) = (partial.display(), file.display());
+        anyhow::bail!("{why}. {partial} is what came, signed up to version {last}; {file} was not touched");
+    }
     std::fs::rename(&partial, file).with_context(|| format!("{} cannot be written", file.display()))?;
     if registry.json {
         let file = file.display().to_string();

@@ -1,7 +1,7 @@
 //! What outlives the node: the proof of one change, and the evidence against a log with two histories.
 
 use super::node::{Registry, Target};
-use super::verify::{head, log_key, read_roots, tile_of};
+use super::verify::{log_key, read_roots, sound_head, tile_of};
 use crate::Usage;
 use crate::client::Admin;
 use crate::commands::print;
@@ -24,7 +24,7 @@ pub(crate) fn proof(
     trust_roots: Option<&Path>,
 ) -> anyhow::Result<ExitCode> {
     let (note, checkpoint, log) = checkpoint(registry)?;
-    let head = head(registry)?;
+    let head = sound_head(registry)?;
     anyhow::ensure!(version <= head, "there is no version {version} yet: the last is {head}");
     anyhow::ensure!(
         version < checkpoint.size,

@@ -422,6 +422,7 @@ fn node(
         Some(log) => log,
         None => log_key(registry)?,
     };
+    sound_head(registry)?;
     match registry.get("/registry/0") {
         Err(error) if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 410) => {
             return export_of(registry, &roots, (Some(log), whose), witnesses);
@@ -430,7 +431,7 @@ fn node(
     };
     // The checkpoint first: what it covers must then be there.
     let note = registry.bytes("GET", "/checkpoint", b"")?;
-    let head = head(registry)?;
+    let head = sound_head(registry)?;
     let verifier = Verifier::new(roots, Some(log), Signatures::Check);
     let mut verifier = verifier.witnessed_by(witnesses.keys.clone(), witnesses.quorum);
     verifier.checkpoint(&note);
@@ -451,18 +452,23 @@ fn node(
     Ok(outcome(verifier, whose, &witnesses))
 }
 
-/// The version of the last entry, if the node says that it is.
-pub(crate) fn head(registry: &Registry) -> anyhow::Result<u64> {
+/// The version of the last entry, and what the node says if its store is damaged.
+pub(crate) fn head(registry: &Registry) -> anyhow::Result<(u64, Option<String>)> {
     let head = registry.get("/registry/head")?;
     let version = head["version"].as_u64().context("HEAD has no version")?;
-    let damage = head["damaged"].as_str();
-    anyhow::ensure!(
-        damage.is_none(),
-        "{}, says the node, and what comes after version {version} cannot be relied on; \
-         `ron registry verify --dir` on its folder says more",
-        damage.unwrap_or_default()
-    );
-    Ok(version)
+    let damage = head["damaged"].as_str().map(|damage| {
+        format!(
+            "{damage}, says the node, and what comes after version {version} cannot be relied on; \
+             `ron registry verify --dir` on its folder says more"
+        )
+    });
+    Ok((version, damage))
+}
+
+/// The version of the last entry, if the node says that it is.
+pub(crate) fn sound_head(registry: &Registry) -> anyhow::Result<u64> {
+    let (version, damage) = head(registry)?;
+    damage.map_or(Ok(version), |damage| Err(anyhow::Error::msg(damage)))
 }
 
 /// The key that a node says is its log's.

@@ -565,7 +565,7 @@ fn an_export_that_lacks_what_was_committed_last_is_none() {
     node.admin_post("/debug/registry/stall", r#"{"task":"storage","for":"8s"}"#);
     let (code, _, error) = ask(&node, &token, &["export", "all", "--force"]);
     assert!(code == 1 && error.contains("ends with version 2, and the log with 3"), "{error}");
-    assert!(error.contains("all.part is what came, and all was not touched"), "{error}");
+    assert!(error.contains("all.part is what came, signed up to version 2; all was not touched"), "{error}");
     assert_eq!(std::fs::read(node.dir.path().join("all")).unwrap(), good);
 }
 

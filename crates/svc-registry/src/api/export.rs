@@ -40,6 +40,7 @@ impl Api {
                 Ok(Ok((piece, exporter))) => Some((Ok(Bytes::from(piece)), exporter)),
                 Ok(Err((error, exporter))) => {
                     tracing::warn!(%error, "an export ends early");
+                    super::unreadable(&shared, &error);
                     Some((Err(BodyError::Upstream("the log could not be read".to_owned())), exporter))
                 }
                 Err(_panic) => None,
@@ -143,9 +144,9 @@ impl Exporter {
             }
             Part::Entries(mut writer, from) => {
                 let count = usize::try_from(self.head + 1 - from).unwrap_or(PIECE).min(PIECE);
-                let pairs = reader.pairs(from, count, PIECE_BYTES)?;
-                if pairs.first().is_none_or(|(version, _, _)| *version != from) {
-                    return Err(StoreError::Damaged(format!("version {from} is gone")));
+                let pairs = reader.sure_pairs(from, count, PIECE_BYTES)?;
+                if pairs.is_empty() {
+                    return Err(StoreError::Damaged(format!("version {from} was let go of meanwhile")));
                 }
                 let mut bytes = Vec::new();
                 let mut next = from;

@@ -36,7 +36,12 @@ impl Api {
                 if tile.start() < self.shared.min_version() {
                     return self.pruned(tile.start(), &asked);
                 }
-                self.read(&asked, "tile", move |reader| bundle(reader, tile)).await
+                let bundle = self.read(&asked, "tile", move |reader| bundle(reader, tile)).await?;
+                if bundle.is_none() {
+                    // Let go of just now.
+                    return self.pruned(tile.start(), &asked);
+                }
+                Ok(bundle)
             }
         };
         let missing = || unreadable(&self.shared, &StoreError::Damaged(format!("{path} is missing")));
@@ -114,13 +119,12 @@ impl Api {
     }
 }
 
-/// The records of a bundle.
+/// The records of a bundle; none if they were let go of.
 fn bundle(reader: &Reader, tile: Tile) -> Result<Option<Vec<u8>>, StoreError> {
-    let width = usize::from(tile.width);
-    let records = reader.sure_entries(tile.start(), width)?;
+    let records = reader.sure_entries(tile.start(), usize::from(tile.width))?;
     let mut bytes = Vec::new();
     records.iter().for_each(|record| push_record(&mut bytes, record));
-    Ok((records.len() == width).then_some(bytes))
+    Ok((!records.is_empty()).then_some(bytes))
 }
 
 pub(crate) fn consistency_path(reader: &Reader, from: u64, to: u64) -> Result<Vec<Hash>, StoreError> {

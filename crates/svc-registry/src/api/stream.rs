@@ -374,6 +374,14 @@ mod tests {
         behind.next = 10;
         registry.shared.forget_recent();
         assert!(behind.next(Duration::ZERO).await.is_none(), "what it would read has the damage");
+        let mut registry = Fixture::new(RegistrySettings::default());
+        registry.grow(40);
+        registry.shared.store.lose(40);
+        registry.shared.forget_recent();
+        let mut behind = cursor(&registry, None);
+        behind.next = 40;
+        assert!(behind.next(Duration::ZERO).await.is_none());
+        assert_eq!(registry.shared.damage().unwrap().as_str(), "version 40 is damaged");
     }
 
     #[tokio::test(start_paused = true)]

@@ -94,6 +94,19 @@ async fn what_is_not_as_it_was_written_is_not_served_and_the_damage_is_named() {
     }
 }
 
+#[tokio::test]
+async fn that_the_last_entry_is_missing_is_damage_too() {
+    for path in ["/tile/entries/001.p/45", "/registry/300", "/registry/log?from=298"] {
+        let mut registry = Fixture::new(RegistrySettings::default());
+        registry.grow(300);
+        let api = api(&registry);
+        assert_eq!(get(&api, path).await.status(), 200);
+        registry.shared.store.lose(300);
+        assert_eq!(get(&api, path).await.status(), 503, "{path}");
+        assert_eq!(registry.shared.damage().unwrap().as_str(), "version 300 is damaged", "{path}");
+    }
+}
+
 #[test]
 fn an_origin_is_the_hosts_own_whatever_way_the_port_is_written() {
     for (origin, host, secure, same) in [

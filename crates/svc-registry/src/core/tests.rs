@@ -165,6 +165,10 @@ fn a_proposal_can_be_withdrawn_and_ends_by_itself() {
     assert_eq!(reason(registry.ask(Ask::Commit { id })), Reason::Expired);
     assert!(registry.ask(propose(&first)).is_ok(), "it may be proposed again");
     assert!(registry.shared.store.reader().unwrap().gone(id).unwrap().is_none());
+    assert_eq!(registry.ask(Ask::Withdraw { id }), Ok(Done::Withdrawn));
+    assert!(registry.commit(&first).is_ok(), "or committed at once");
+    let refused = registry.ask(Ask::Withdraw { id }).unwrap_err();
+    assert!(refused.reason == Reason::Expired && refused.detail.contains("version 1"), "{refused:?}");
 }
 
 #[test]

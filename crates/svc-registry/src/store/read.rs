@@ -191,10 +191,7 @@ impl Reader {
         let pairs = self.pairs(from, count, bytes_max)?;
         let checked = self.check_pairs(from, &pairs).and_then(|()| {
             let bytes: usize = pairs.iter().map(|(_, record, payload)| record.len() + payload.len()).sum();
-            if pairs.len() < count && bytes <= bytes_max {
-                return Err(damaged_entry(from + pairs.len() as u64, "the entry or its payload is missing"));
-            }
-            Ok(())
+            if pairs.len() < count && bytes <= bytes_max { self.lacks(from, pairs.len()) } else { Ok(()) }
         });
         self.unless_pruned(from, checked.map(|()| pairs))
     }
@@ -216,8 +213,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Records from a version on, without their payloads, as they were written. They end where none follows, and are none if
-    /// they were let go of.
+    /// Records of entries that must be there, without their payloads, each as it was written. None if they were let go of.
     pub fn sure_entries(&self, from: u64, count: usize) -> Result<Vec<Vec<u8>>, StoreError> {
         let table = self.table(ENTRIES)?;
         let mut found = Vec::new();
@@ -226,7 +222,19 @@ impl Reader {
             found.push((version.value(), record.value().to_vec()));
         }
         let checked = self.check_records(from, found.iter().map(|(version, it)| (*version, it.as_slice())));
+        let checked =
+            checked.and_then(|()| if found.len() < count { self.lacks(from, found.len()) } else { Ok(()) });
         self.unless_pruned(from, checked.map(|()| found.into_iter().map(|(_, record)| record).collect()))
+    }
+
+    /// Fewer entries are here than must be.
+    fn lacks(&self, from: u64, found: usize) -> Result<(), StoreError> {
+        let version = from + found as u64;
+        if version <= self.head()?.version {
+            return Err(damaged_entry(version, "the entry or its payload is missing"));
+        }
+        // The database could not take it in; it may be whole in the journal.
+        Err(StoreError::Damaged(format!("version {version} has not come into the database")))
     }
 
     /// What begins below the first version kept need not be there.

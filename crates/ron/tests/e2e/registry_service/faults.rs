@@ -257,6 +257,19 @@ fn a_changed_byte_on_disk_is_found_and_named() {
         (read.status, read.header("cache-control"), read.header("etag")),
         (200, Some("no-store"), None)
     );
+    // What it has signed can be had, and is not taken for all there was.
+    let (dir, url) = (registry.node.dir.path(), format!("http://{}", registry.address()));
+    let ron = |args: &[&str]| {
+        let output = command(&[&["registry"], args].concat(), dir).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, said) = ron(&["export", "all", "--url", &url]);
+    assert!(code == Some(1) && said.contains("version 17 is damaged, says the node"), "{said}");
+    assert!(said.contains("all.part is what came") && !dir.join("all").exists(), "{said}");
+    let (code, said) = ron(&["verify", "--export", "all.part", "--trust-roots", "trust-roots.json"]);
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = ron(&["verify", "--url", &url]);
+    assert!(code == Some(1) && said.contains("version 17 is damaged, says the node"), "{said}");
 }
 
 #[test]
