@@ -81,7 +81,7 @@ fn float(number: f64, out: &mut String) {
     if number == 0.0 {
         return out.push('0');
     }
-    let shortest = format!("{:e}", number.abs());
+    let shortest = digits(number.abs());
     let (digits, exponent) = shortest.split_once('e').expect("Rust writes an exponent here");
     let digits = digits.replace('.', "");
     let exponent: i32 = exponent.parse().expect("Rust writes a whole exponent");
@@ -109,9 +109,55 @@ fn float(number: f64, out: &mut String) {
     }
 }
 
+/// The fewest digits, with an exponent. Of several that are as few it is the nearest, and of two that are as near the even one,
+/// which Rust's shortest form does not promise.
+fn digits(number: f64) -> String {
+    let shortest = format!("{number:e}");
+    let mantissa = shortest.split('e').next().map_or(0, str::len);
+    let nearest = format!("{number:.*e}", mantissa.saturating_sub("0.".len()));
+    if nearest.parse() == Ok(number) { nearest } else { shortest }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::Json;
+    use super::float;
+
+    #[test]
+    fn numbers_are_written_as_ecmascript_does() {
+        // The samples of RFC 8785, and numbers half way between two forms.
+        for (bits, expected) in [
+            (0x8000_0000_0000_0000, "0"),
+            (0x0000_0000_0000_0001, "5e-324"),
+            (0x8000_0000_0000_0001, "-5e-324"),
+            (0x7fef_ffff_ffff_ffff, "1.7976931348623157e+308"),
+            (0xffef_ffff_ffff_ffff, "-1.7976931348623157e+308"),
+            (0x4340_0000_0000_0000, "9007199254740992"),
+            (0xc340_0000_0000_0000, "-9007199254740992"),
+            (0x4430_0000_0000_0000, "295147905179352830000"),
+            (0x44b5_2d02_c7e1_4af5, "9.999999999999997e+22"),
+            (0x44b5_2d02_c7e1_4af6, "1e+23"),
+            (0x44b5_2d02_c7e1_4af7, "1.0000000000000001e+23"),
+            (0x444b_1ae4_d6e2_ef4e, "999999999999999700000"),
+            (0x444b_1ae4_d6e2_ef4f, "999999999999999900000"),
+            (0x444b_1ae4_d6e2_ef50, "1e+21"),
+            (0x3eb0_c6f7_a0b5_ed8c, "9.999999999999997e-7"),
+            (0x3eb0_c6f7_a0b5_ed8d, "0.000001"),
+            (0x41b3_de43_5555_5553, "333333333.3333332"),
+            (0x41b3_de43_5555_5554, "333333333.33333325"),
+            (0x41b3_de43_5555_5555, "333333333.3333333"),
+            (0x41b3_de43_5555_5556, "333333333.3333334"),
+            (0x41b3_de43_5555_5557, "333333333.33333343"),
+            (0xbecb_f647_612f_3696, "-0.0000033333333333333333"),
+            (0x4314_3ff3_c1cb_0959, "1424953923781206.2"),
+            (0x4314_3ff3_c1cb_095b, "1424953923781206.8"),
+            (0x4024_0000_0000_0000, "10"),
+        ] {
+            let mut written = String::new();
+            float(f64::from_bits(bits), &mut written);
+            assert_eq!(written, expected, "{bits:x}");
+        }
+    }
 
     fn check(input: &str, expected: &str) {
         assert_eq!(Json::parse(input.as_bytes()).expect(input).canonical(), expected);
