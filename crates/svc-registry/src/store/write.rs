@@ -147,6 +147,8 @@ pub(super) fn transact(
 ) -> Result<(), StoreError> {
     let mut transaction = database.begin_write().map_err(StoreError::of)?;
     transaction.set_durability(durability).map_err(StoreError::of)?;
+    // What was flushed is never given up for what was before it, and a start after a crash need not look through all of it.
+    transaction.set_quick_repair(true);
     act(&transaction)?;
     transaction.commit().map_err(StoreError::of)
 }

@@ -224,6 +224,71 @@ fn who_waits_for_witnesses_when_the_node_ends_is_told_at_once_that_it_is_committ
     assert!(committed.header("location").unwrap().starts_with("/registry/proposals/b3:"));
 }
 
+/// Changes a byte of every place in the database's file that has this text.
+fn flip_text(registry: &Registry, text: &str) {
+    let file = registry.node.dir.path().join("reg/registry.redb");
+    let bytes = std::fs::read(&file).unwrap();
+    let places: Vec<usize> = bytes
+        .windows(text.len())
+        .enumerate()
+        .filter(|(_, found)| *found == text.as_bytes())
+        .map(|(at, _)| at)
+        .collect();
+    assert!(!places.is_empty(), "it lies in the file");
+    for place in &places {
+        flip(&file, place + 10);
+    }
+}
+
+/// A registry of 31 entries under a checkpoint that was killed.
+fn killed() -> Registry {
+    let mut registry =
+        Registry::start(&format!("{OPEN}checkpoint = {{ interval = \"100ms\", entries = 1 }}"));
+    registry.committed(30);
+    registry.node.eventually("a checkpoint covers it", |_| {
+        registry.get("/registry/head").json()["checkpoint"]["size"] == 31
+    });
+    registry.node.signal("KILL");
+    registry.node.wait();
+    registry
+}
+
+#[test]
+fn a_changed_byte_is_found_and_named_after_a_crash_too() {
+    let prev = r#""version":17}"#;
+    let mut registry = killed();
+    flip_text(&registry, prev);
+    let verify = ["registry", "verify", "--dir", "reg", "--trust-roots", "trust-roots.json"];
+    let verified = ron_testkit::ron(&verify, registry.node.dir.path());
+    let said = String::from_utf8_lossy(&verified.stdout).into_owned();
+    assert!(verified.status.code() == Some(1) && said.contains("version 17"), "{said}");
+    let dir = std::mem::replace(&mut registry.node.dir, tempfile::tempdir().unwrap());
+    let _ = std::fs::remove_file(dir.path().join("addresses.json"));
+    registry.node = super::spawn(dir);
+    registry.node.eventually("the damage is named", |_| {
+        registry.ready("write").text().contains("registry.corrupt_version_17")
+    });
+    assert_eq!((registry.ready("read").status, registry.get("/registry/16").status), (200, 200));
+}
+
+#[test]
+fn a_changed_byte_of_the_newest_checkpoint_is_found_after_a_crash_too() {
+    let mut registry = killed();
+    let verify = ["registry", "verify", "--dir", "reg", "--trust-roots", "trust-roots.json"];
+    let verify = |registry: &Registry| {
+        let verified = ron_testkit::ron(&verify, registry.node.dir.path());
+        (verified.status.code(), String::from_utf8_lossy(&verified.stdout).into_owned())
+    };
+    let (code, said) = verify(&registry);
+    assert!(code == Some(0) && said.contains("signed up to 31 of 31"), "{said}");
+    let signed = std::fs::read_to_string(registry.node.dir.path().join("reg.signed")).unwrap();
+    let line = signed.lines().find(|line| line.starts_with('\u{2014}')).unwrap();
+    flip_text(&registry, &line[line.len() - 40..]);
+    let (code, said) = verify(&registry);
+    assert!(code == Some(1) && said.contains("version 30"), "{said}");
+    registry.node.dir = tempfile::tempdir().unwrap();
+}
+
 #[test]
 fn a_changed_byte_on_disk_is_found_and_named() {
     let mut registry =
@@ -231,18 +296,7 @@ fn a_changed_byte_on_disk_is_found_and_named() {
     registry.committed(30);
     let prev = registry.get("/registry/17").json()["prev"].as_str().unwrap().to_owned();
     registry.node.stop();
-    let file = registry.node.dir.path().join("reg/registry.redb");
-    let bytes = std::fs::read(&file).unwrap();
-    let places: Vec<usize> = bytes
-        .windows(prev.len())
-        .enumerate()
-        .filter(|(_, found)| *found == prev.as_bytes())
-        .map(|(at, _)| at)
-        .collect();
-    assert!(!places.is_empty(), "the record lies in the file");
-    for place in &places {
-        flip(&file, place + 10);
-    }
+    flip_text(&registry, &prev);
     let dir = std::mem::replace(&mut registry.node.dir, tempfile::tempdir().unwrap());
     let _ = std::fs::remove_file(dir.path().join("addresses.json"));
     registry.node = super::spawn(dir);
