@@ -219,6 +219,8 @@ impl Tasks {
         describe: Box<dyn Fn() -> String + Send + Sync>,
     ) -> Entered {
         self.inner.spawned.with([self.inner.service, kind]).inc();
+        // There from the beginning: an alarm sees the first only as a step up from none.
+        self.inner.panicked.with([self.inner.service, kind]);
         let id = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
         self.inner.count.fetch_add(1, Ordering::SeqCst);
         let live = Live { kind, permanent, describe, handle: None };

@@ -310,6 +310,9 @@ impl Core {
         if is_new {
             let limit = self.shared.settings.load().limits.pending_max;
             if !self.pending.has_room(limit, proposal.bytes().len()) {
+                self.expire(batch, now);
+            }
+            if !self.pending.has_room(limit, proposal.bytes().len()) {
                 return Err(Refusal::new(Reason::Busy, "too many proposals are pending"));
             }
             let waiting = Waiting { proposal: proposal.clone(), ends_at, approvals: Vec::new() };

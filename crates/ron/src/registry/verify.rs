@@ -17,8 +17,8 @@ use ron_log::note::NoteKeyKind;
 use ron_log::proof::ProofFile;
 use ron_log::tile::{TILE_WIDTH, Tile, TilePath};
 use ron_log::verify::Signatures;
-use ron_log::{Fault, FaultKind, NoteKey, Proposal, State, TrustRoots, Verifier};
-use serde_json::json;
+use ron_log::{B3, Fault, FaultKind, NoteKey, Proposal, State, TrustRoots, Verifier};
+use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Read;
@@ -431,16 +431,26 @@ fn node(
     };
     // The checkpoint first: what it covers must then be there.
     let note = registry.bytes("GET", "/checkpoint", b"")?;
-    let head = sound_head(registry)?;
+    let shown = registry.get("/registry/head")?;
+    let head = shown["version"].as_u64().context("HEAD has no version")?;
     let verifier = Verifier::new(roots, Some(log), Signatures::Check);
     let mut verifier = verifier.witnessed_by(witnesses.keys.clone(), witnesses.quorum);
     verifier.checkpoint(&note);
+    let in_head = &shown["checkpoint"];
+    let note = in_head["note"].as_str().unwrap_or_default();
+    verifier.checkpoint(note.as_bytes());
+    let mut lines = note.lines().skip(1);
+    let says =
+        |member: &str| in_head[member].as_str().map_or_else(|| in_head[member].to_string(), str::to_owned);
+    let is_same = [lines.next(), lines.next()] == [Some(&*says("size")), Some(&*says("root"))];
     let mut ahead: VecDeque<Served> = VecDeque::new();
+    let mut last = None;
     let read = |version: u64| -> anyhow::Result<Option<(Vec<u8>, Vec<u8>)>> {
         if ahead.is_empty() {
             ahead = page(registry, version, head)?;
         }
         let next = ahead.pop_front().filter(|found| found.version == version);
+        last = next.as_ref().map(|found| B3::of(&found.payload));
         Ok(next.map(|found| (found.record, found.payload)))
     };
     let tile = |tile: Tile| -> anyhow::Result<Option<Vec<u8>>> { tile_of(registry, tile) };
@@ -449,6 +459,16 @@ fn node(
         progress.at(version);
         ControlFlow::Continue(())
     })?;
+    let state = verifier.state();
+    let expected = [
+        ("hash", state.map(|state| state.head().hash.to_string().into())),
+        ("payload_b3", last.map(|payload| payload.to_string().into())),
+        ("signers_version", state.map(|state| state.signers_version().into())),
+    ];
+    let differs = |(member, value): (&str, Option<Value>)| shown[member] != value.unwrap_or(Value::Null);
+    if !is_same || expected.into_iter().any(differs) {
+        verifier.fault(head, FaultKind::Head);
+    }
     Ok(outcome(verifier, whose, &witnesses))
 }
 

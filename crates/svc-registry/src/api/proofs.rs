@@ -11,6 +11,7 @@ use ron_kernel::http::Body;
 use ron_kernel::problem::Rejection;
 use ron_log::tile::{Tile, TilePath, push_record};
 use ron_log::tree::{Hash, ProofError, consistency, inclusion};
+use ron_log::{B3, Note, Snapshot};
 use serde_json::{Value, json};
 
 impl Api {
@@ -107,8 +108,16 @@ impl Api {
     }
 
     pub(super) async fn snapshot(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
-        let found = self.read(&asked, "snapshot", |reader| reader.snapshot(u64::MAX)).await?;
-        let (version, note, state) = found.ok_or_else(|| not_found("there is no snapshot yet"))?;
+        let log = self.shared.log_key.clone();
+        let found = self.read(&asked, "snapshot", move |reader| {
+            let Some((version, note, state)) = reader.snapshot(u64::MAX)? else { return Ok(None) };
+            let signed = Note::parse(&note).and_then(|note| Snapshot::verify(&note, &log));
+            if signed.is_ok_and(|signed| (signed.version, signed.state_b3) == (version, B3::of(&state))) {
+                return Ok(Some((version, note, state)));
+            }
+            Err(StoreError::DamagedEntry { version, what: "the snapshot is not the one that was signed" })
+        });
+        let (version, note, state) = found.await?.ok_or_else(|| not_found("there is no snapshot yet"))?;
         let note = Value::from(String::from_utf8_lossy(&note).into_owned());
         let text = format!(
             "{{\"version\":{version},\"note\":{note},\"state\":{}}}",

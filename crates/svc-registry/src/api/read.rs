@@ -3,6 +3,7 @@
 use super::answer::{self, malformed, not_found};
 use super::{Api, Asked, in_time, unreadable};
 use crate::pending::proposed;
+use crate::shared::now_millis;
 use crate::store::{Gone, RestoreError, changes_signers};
 use http::Response;
 use http::header::{CACHE_CONTROL, HeaderValue};
@@ -191,6 +192,10 @@ impl Api {
                     Err(error) => return Err(error),
                 };
                 let payload: Value = serde_json::from_slice(&kept.payload).unwrap_or_default();
+                if kept.ends_at < now_millis() {
+                    // Past its end, though nobody has noted that yet.
+                    continue;
+                }
                 let by: Vec<&str> = kept.approvals.iter().map(|approval| approval.signer.as_str()).collect();
                 list.push(json!({
                     "proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": "pending",
@@ -222,14 +227,18 @@ impl Api {
                 let body = json!({"proposal_id": id, "payload_b3": id, "state": "committed", "version": version, "hash": hash});
                 return Ok(Some(body.to_string()));
             }
-            if let Some(kept) = reader.proposal(id)? {
-                return Ok(Some(pending_text(id, kept, &signers)));
-            }
-            Ok(reader.gone(id)?.map(|(how, at)| {
+            let ended = |(how, at): (Gone, u64)| {
                 let state = if how == Gone::Expired { "expired" } else { "withdrawn" };
                 json!({"proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": state, "ended_at": at})
                     .to_string()
-            }))
+            };
+            if let Some(kept) = reader.proposal(id)? {
+                // Past its end it is over, though nobody has noted that yet.
+                let is_over = kept.ends_at < now_millis();
+                let over = (Gone::Expired, kept.ends_at);
+                return Ok(Some(if is_over { ended(over) } else { pending_text(id, kept, &signers) }));
+            }
+            Ok(reader.gone(id)?.map(ended))
         });
         let open = || {
             let state = self.shared.open(id)?;
@@ -274,7 +283,7 @@ fn pending_text(id: B3, kept: crate::store::Kept, signers: &ron_log::SignerSet) 
     let set = Proposal::parse_canonical(kept.payload).ok().as_ref().and_then(proposed);
     let check = |approval: ron_log::Approval| approval.check(id, signers, set.as_ref()).ok();
     let checked: Vec<_> = kept.approvals.into_iter().filter_map(check).collect();
-    let judged = Judgement::of(id, &checked, signers, set.as_ref(), crate::shared::now_millis());
+    let judged = Judgement::of(id, &checked, signers, set.as_ref(), now_millis());
     let met = judged.is_ok_and(|judged| judged.met());
     let rest = json!({
         "proposal_id": id.to_string(), "payload_b3": id.to_string(), "state": "pending",

@@ -107,6 +107,40 @@ async fn that_the_last_entry_is_missing_is_damage_too() {
     }
 }
 
+#[tokio::test]
+async fn a_snapshot_that_is_not_the_signed_one_is_not_served() {
+    let mut registry = Fixture::new(RegistrySettings::default());
+    registry.grow(3);
+    registry.shared.publish_checkpoint(make(&registry.shared, None).unwrap().0);
+    let api = api(&registry);
+    assert_eq!(get(&api, "/registry/snapshot").await.status(), 200);
+    registry.shared.store.spoil_snapshot(3);
+    assert_eq!(get(&api, "/registry/snapshot").await.status(), 503);
+    assert_eq!(registry.shared.damage().unwrap().as_str(), "version 3 is damaged");
+}
+
+#[tokio::test]
+async fn what_is_past_its_end_is_shown_as_expired_though_nobody_has_noted_it_yet() {
+    let limits = crate::config::LimitSettings {
+        proposal_ttl: ron_kernel::units::Span::millis(1),
+        ..Default::default()
+    };
+    let mut registry = Fixture::new(RegistrySettings { limits, ..RegistrySettings::default() });
+    let proposal = crate::fixture::put(0, "a", 1);
+    let approvals = crate::checks::Given::new(&proposal, Vec::new());
+    let id = proposal.b3();
+    assert!(registry.ask(crate::job::Ask::Propose { proposal, approvals, commit: false }).is_ok());
+    let ended = crate::shared::now_millis() + 2;
+    while crate::shared::now_millis() < ended {}
+    let api = api(&registry);
+    let read = async |path: String| {
+        let body = get(&api, &path).await.into_body().collect(1 << 20).await.unwrap();
+        serde_json::from_slice::<serde_json::Value>(&body).unwrap()
+    };
+    assert_eq!(read(format!("/registry/proposals/{id}")).await["state"], "expired");
+    assert_eq!(read("/registry/proposals".to_owned()).await["proposals"], serde_json::json!([]));
+}
+
 #[test]
 fn an_origin_is_the_hosts_own_whatever_way_the_port_is_written() {
     for (origin, host, secure, same) in [

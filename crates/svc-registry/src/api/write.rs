@@ -24,11 +24,14 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// What is larger is taken apart on a thread that may block.
 const INLINE_MAX: usize = 64 << 10;
+
+/// How often whoever waits has those asked again who did not answer.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The members of a payload.
 const PAYLOAD: &[&str] = &["schema", "base_version", "signers_version", "nonce", "ops", "note", "expires_at"];
@@ -249,7 +252,8 @@ impl Api {
                 drop(checkpoint);
                 self.shared.checkpoint_wanted.notify_one();
                 self.shared.cosignatures_wanted.notify_one();
-                told.await;
+                // Once more each moment: a witness may be back.
+                let _ = tokio::time::timeout(ASK_AGAIN, told).await;
             }
         };
         if level != Level::Durable {

@@ -158,6 +158,10 @@ fn a_proposal_can_be_withdrawn_and_ends_by_itself() {
     }
     assert_eq!(registry.shared.store.reader().unwrap().gone(id).unwrap().unwrap().0, Gone::Expired);
     assert_eq!(reason(registry.ask(Ask::Commit { id })), Reason::Expired);
+    assert!(registry.ask(propose(&first)).is_ok());
+    let ended = now_millis() + 2;
+    while now_millis() < ended {}
+    assert!(registry.ask(propose(&second)).is_ok(), "what has ended takes no place");
     let mut registry = fixture();
     assert!(registry.ask(propose(&first)).is_ok());
     assert_eq!(registry.ask(Ask::Withdraw { id }), Ok(Done::Withdrawn));

@@ -353,6 +353,69 @@ fn a_mirror_that_saw_more_or_something_else_holds_the_log_and_a_dead_one_nobody(
 }
 
 #[test]
+fn a_witness_that_comes_back_is_asked_at_once_if_somebody_waits() {
+    let witness = Witness::start("one.example", 71);
+    witness.set(Mood::Down);
+    let registry = Registry::start(&witnessed(&[&witness], 0));
+    registry.is_ready();
+    // The next time it would be asked is eight seconds away then.
+    let series = "backoff_retries_total{service=\"registry\",op=\"witness\"}";
+    registry.node.eventually("it was asked a few times", |node| node.metric(series) >= 3.0);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| registry.commit_and("witnessed:1", 6));
+        registry.node.eventually("it was asked for who waits", |node| node.metric(series) >= 5.0);
+        witness.set(Mood::Well);
+        assert_eq!(waits.join().unwrap(), (201, String::new()));
+    });
+}
+
+/// What is changed in HEAD.
+type Lie = fn(&mut serde_json::Value);
+
+/// A node in front of a registry that says something else in HEAD.
+fn lying(registry: &Registry, lie: Lie) -> Origin {
+    let address = registry.address();
+    Origin::start(move |path| {
+        let answer = ron_testkit::get(&address, path);
+        let mut body = answer.body;
+        if path == "/registry/head" {
+            let mut head = serde_json::from_slice(&body).unwrap();
+            lie(&mut head);
+            body = head.to_string().into_bytes();
+        }
+        let status = if answer.status == 200 { "200 OK" } else { "404 Not Found" };
+        Script::Answer(format!("{status}\r\nContent-Type: application/json\r\n"), body)
+    })
+}
+
+#[test]
+fn what_a_node_says_of_head_is_verified_too() {
+    let registry = Registry::start(&format!("{OPEN}checkpoint = {{ interval = \"100ms\", entries = 1 }}"));
+    registry.committed(3);
+    registry.node.eventually("a checkpoint covers it", |_| {
+        registry.get("/registry/head").json()["checkpoint"]["size"] == 4
+    });
+    let lies: [(&str, Lie); 7] = [
+        ("", |_| {}),
+        ("hash", |head| head["hash"] = head["payload_b3"].clone()),
+        ("payload", |head| head["payload_b3"] = head["hash"].clone()),
+        ("signers", |head| head["signers_version"] = json!(2)),
+        ("no checkpoint", |head| head["checkpoint"] = json!(null)),
+        ("root", |head| head["checkpoint"]["root"] = json!("AAAA")),
+        ("note", |head| head["checkpoint"]["note"] = json!("junk")),
+    ];
+    for (what, lie) in lies {
+        let node = lying(&registry, lie);
+        let args = ["registry", "verify", "--url", &node.url(), "--trust-roots", "trust-roots.json"];
+        let ran = ron_testkit::ron(&args, registry.node.dir.path());
+        let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+        let error = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert_eq!(ran.status.code(), Some(i32::from(!what.is_empty())), "{what}: {said} {error}");
+        assert!(what.is_empty() || said.contains("version 3"), "{what}: {said} {error}");
+    }
+}
+
+#[test]
 fn an_auditor_asks_for_the_witnesses_word_too() {
     let witness = Witness::start("one.example", 71);
     let registry = Registry::start(&witnessed(&[&witness], 1));
