@@ -49,6 +49,8 @@ pub struct Verifier {
     awaited: BTreeMap<u64, Hash>,
     /// Size of the largest tree whose root the log signed.
     signed: u64,
+    /// The first version whose entry was there.
+    first: u64,
     /// The leaves of entries below the first one kept that were shown all the same.
     early: BTreeMap<u64, Hash>,
     /// The entry before was faulty, so that what follows from it is no fault of the next.
@@ -69,6 +71,7 @@ impl Verifier {
             edge: BTreeMap::new(),
             awaited: BTreeMap::new(),
             signed: 0,
+            first: 0,
             early: BTreeMap::new(),
             suspect: false,
             faults: Vec::new(),
@@ -164,10 +167,16 @@ impl Verifier {
         match self.snapshot_of(note, state) {
             Ok((snapshot, state)) if snapshot.version + 1 == self.tree.size() && self.state.is_none() => {
                 self.state = Some(state);
+                self.first = self.tree.size();
             }
             Ok((snapshot, _)) => self.fault(snapshot.version, FaultKind::SnapshotVersion),
             Err(kind) => self.fault(version, kind),
         }
+    }
+
+    /// The first version whose entry was there to be checked; of a pruned log's earlier ones there are hashes alone.
+    pub fn first_version(&self) -> u64 {
+        self.first
     }
 
     /// Compares a snapshot of the present version with what the entries add up to.

@@ -227,7 +227,10 @@ pub(crate) fn watch(registry: &Registry, from: Option<u64>) -> anyhow::Result<Ex
         }
         Some(0) => {
             let first = registry.get("/registry/0")?;
-            print(&update(registry, &first))?;
+            let members = ["version", "hash", "payload_b3", "committed_at"];
+            let event: Value =
+                members.map(|member| (member.to_owned(), first[member].clone())).into_iter().collect();
+            print(&update(registry, &event))?;
             cursor(0, &first["hash"])?
         }
         Some(from) => match registry.get(&format!("/registry/{}", from - 1)) {

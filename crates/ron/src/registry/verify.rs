@@ -149,6 +149,8 @@ pub(crate) fn note_key(roots: &TrustRoots, text: &str) -> Result<NoteKey, Usage>
 /// What a check came to.
 pub(crate) struct Outcome {
     versions: u64,
+    /// The first whose entry is kept.
+    first: u64,
     /// The last version that enough witnesses have seen, if any were named.
     witnessed: Option<u64>,
     /// How many of them the log's key has signed for.
@@ -197,16 +199,21 @@ pub(crate) fn said(outcome: &Outcome, json: bool) -> anyhow::Result<ExitCode> {
             Whose::Own => "own",
             Whose::Unknown => "unknown",
         };
-        let (entries, signed) = (outcome.versions, outcome.signed);
-        let said =
-            json!({"good": good, "entries": entries, "signed": signed, "log_key": log_key, "faults": faults});
+        let said = json!({
+            "good": good, "entries": outcome.versions, "first": outcome.first, "signed": outcome.signed,
+            "log_key": log_key, "faults": faults,
+        });
         print(&said.to_string())?;
         return Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     if outcome.is_good() {
         let seen = outcome.witnessed.map(|version| format!(", cosigned to version {version}"));
         let (said, seen) = (outcome.how_signed(), seen.unwrap_or_default());
-        return print(&format!("good: {} entries, whole and approved; {said}{seen}", outcome.versions));
+        let gone = match outcome.first {
+            0 => String::new(),
+            first => format!("; of those before version {first} the hashes alone, for they were let go of"),
+        };
+        return print(&format!("good: {} entries, whole and approved{gone}; {said}{seen}", outcome.versions));
     }
     for fault in &outcome.faults {
         print(&visible(&fault.to_string()))?;
@@ -235,10 +242,10 @@ pub(crate) fn export(
             }
         }
     }
-    let (versions, signed) =
-        verifier.verifier().map_or((0, 0), |verifier| (verifier.next_version(), verifier.signed()));
+    let of = |verifier: &Verifier| (verifier.next_version(), verifier.first_version(), verifier.signed());
+    let (versions, first, signed) = verifier.verifier().map_or((0, 0, 0), of);
     let witnessed = verifier.verifier().and_then(|verifier| witnesses.covered(verifier));
-    Ok(Outcome { versions, witnessed, signed, whose, faults: verifier.finish() })
+    Ok(Outcome { versions, first, witnessed, signed, whose, faults: verifier.finish() })
 }
 
 fn proof(
@@ -402,7 +409,7 @@ fn begin(verifier: &mut Verifier, reader: &Reader, min: u64) -> anyhow::Result<(
 fn outcome(verifier: Verifier, whose: Whose, witnesses: &Witnesses) -> Outcome {
     let (versions, signed) = (verifier.next_version(), verifier.signed());
     let witnessed = witnesses.covered(&verifier);
-    Outcome { versions, witnessed, signed, whose, faults: verifier.finish() }
+    Outcome { versions, first: verifier.first_version(), witnessed, signed, whose, faults: verifier.finish() }
 }
 
 /// The log's key is the node's, which by default lies beside the registry's folder.

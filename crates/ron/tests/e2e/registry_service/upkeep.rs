@@ -43,6 +43,11 @@ fn what_a_checkpoint_covers_is_let_go_and_can_still_be_proved() {
     let args = ["registry", "verify", "--export", "pruned.export"];
     let verified = ron_testkit::ron(&args, registry.node.dir.path());
     assert_eq!(verified.status.code(), Some(0), "{verified:?}");
+    let said = format!(
+        "before version {} the hashes alone",
+        registry.get("/registry/retention").json()["min_version"]
+    );
+    assert!(String::from_utf8_lossy(&verified.stdout).contains(&said), "{verified:?}");
     let head = registry.get("/registry/head").json()["version"].clone();
     registry.restart("TERM");
     assert_eq!(registry.get("/registry/head").json()["version"], head);
