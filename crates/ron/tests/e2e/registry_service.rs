@@ -67,6 +67,11 @@ impl Registry {
     fn restart(&mut self, signal: &str) {
         self.node.signal(signal);
         self.node.wait();
+        self.start_again();
+    }
+
+    /// Starts a node in the folder of one that has ended.
+    fn start_again(&mut self) {
         let dir = std::mem::replace(&mut self.node.dir, tempfile::tempdir().unwrap());
         let _ = std::fs::remove_file(dir.path().join("addresses.json"));
         self.node = spawn(dir);

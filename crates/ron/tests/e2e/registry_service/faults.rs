@@ -262,9 +262,7 @@ fn a_changed_byte_is_found_and_named_after_a_crash_too() {
     let verified = ron_testkit::ron(&verify, registry.node.dir.path());
     let said = String::from_utf8_lossy(&verified.stdout).into_owned();
     assert!(verified.status.code() == Some(1) && said.contains("version 17"), "{said}");
-    let dir = std::mem::replace(&mut registry.node.dir, tempfile::tempdir().unwrap());
-    let _ = std::fs::remove_file(dir.path().join("addresses.json"));
-    registry.node = super::spawn(dir);
+    registry.start_again();
     registry.node.eventually("the damage is named", |_| {
         registry.ready("write").text().contains("registry.corrupt_version_17")
     });
@@ -297,9 +295,7 @@ fn a_changed_byte_on_disk_is_found_and_named() {
     let prev = registry.get("/registry/17").json()["prev"].as_str().unwrap().to_owned();
     registry.node.stop();
     flip_text(&registry, &prev);
-    let dir = std::mem::replace(&mut registry.node.dir, tempfile::tempdir().unwrap());
-    let _ = std::fs::remove_file(dir.path().join("addresses.json"));
-    registry.node = super::spawn(dir);
+    registry.start_again();
     registry.node.eventually("the damage is named", |_| {
         registry.ready("write").text().contains("registry.corrupt_version_17")
     });
@@ -391,8 +387,6 @@ fn a_start_on_a_full_disk_serves_what_the_journal_has() {
     assert_eq!(registry.commit("y", &json!(1)).status, 201);
     assert_eq!(registry.get("/registry/head").json()["version"], 31);
     drop(ending);
-    let dir = std::mem::replace(&mut registry.node.dir, tempfile::tempdir().unwrap());
-    let _ = std::fs::remove_file(dir.path().join("addresses.json"));
-    registry.node = super::spawn(dir);
+    registry.start_again();
     assert_eq!(registry.get("/registry/head").json()["version"], 31);
 }

@@ -153,9 +153,7 @@ impl Registry {
     fn while_stopped(&mut self, act: impl FnOnce(&Path)) {
         self.node.stop();
         act(self.node.dir.path());
-        let dir = std::mem::replace(&mut self.node.dir, tempfile::tempdir().unwrap());
-        let _ = std::fs::remove_file(dir.path().join("addresses.json"));
-        self.node = super::spawn(dir);
+        self.start_again();
     }
 
     /// Writes are refused for this cause, and it is told; reads go on.
