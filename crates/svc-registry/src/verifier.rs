@@ -6,7 +6,7 @@ use crate::store::{Reader, StoreError};
 use crate::witness::keys;
 use ron_kernel::task::TaskResult;
 use ron_log::tile::{TILE_WIDTH, Tile};
-use ron_log::{Note, Signatures, Snapshot, Verifier};
+use ron_log::{B3, Note, Signatures, Snapshot, Verifier};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -170,18 +170,31 @@ impl Pass {
                 continue;
             }
             let note = reader.snapshot_note(version)?.map(|(_, note)| note).unwrap_or_default();
-            let state = reader.state_hash(version)?;
-            if state.is_none() && !shared.store.settled()?.snapshot_versions()?.contains(&version) {
-                // It was let go of while this thread had no turn.
-                continue;
-            }
-            let signed = Note::parse(&note).and_then(|note| Snapshot::verify(&note, &shared.log_key));
-            if !signed.is_ok_and(|signed| signed.version == version && Some(signed.state_b3) == state) {
-                shared.damaged(version, "the snapshot is not what the log signed");
+            match is_signed(shared, version, &note, reader.state_hash(version)?) {
+                Err(StoreError::DamagedEntry { version, what }) => shared.damaged(version, what),
+                checked => drop(checked?),
             }
         }
         Ok(())
     }
+}
+
+/// Whether a snapshot is there, as the log signed it. False if it was let go of while this thread had no turn; an error if it is
+/// not what was signed.
+pub(crate) fn is_signed(
+    shared: &Shared,
+    version: u64,
+    note: &[u8],
+    state: Option<B3>,
+) -> Result<bool, StoreError> {
+    if state.is_none() && !shared.store.settled()?.snapshot_versions()?.contains(&version) {
+        return Ok(false);
+    }
+    let signed = Note::parse(note).and_then(|note| Snapshot::verify(&note, &shared.log_key));
+    if signed.is_ok_and(|signed| signed.version == version && Some(signed.state_b3) == state) {
+        return Ok(true);
+    }
+    Err(StoreError::DamagedEntry { version, what: "the snapshot is not what the log signed" })
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ impl Api {
             match made {
                 Ok(Ok((piece, exporter))) => Some((Ok(Bytes::from(piece)), exporter)),
                 Ok(Err((error, exporter))) => {
-                    tracing::warn!(%error, "an export ends early");
+                    // Says why in the log.
                     super::unreadable(&shared, &error);
                     Some((Err(BodyError::Upstream("the log could not be read".to_owned())), exporter))
                 }

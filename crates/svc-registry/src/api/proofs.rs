@@ -3,15 +3,16 @@
 use super::answer::{self, malformed, not_found};
 use super::{Api, Asked, unreadable};
 use crate::store::{Reader, StoreError};
+use crate::verifier::is_signed;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use http::Response;
 use http::header::{CACHE_CONTROL, HeaderValue};
 use ron_kernel::http::Body;
 use ron_kernel::problem::Rejection;
+use ron_log::B3;
 use ron_log::tile::{Tile, TilePath, push_record};
 use ron_log::tree::{Hash, ProofError, consistency, inclusion};
-use ron_log::{B3, Note, Snapshot};
 use serde_json::{Value, json};
 
 impl Api {
@@ -108,14 +109,14 @@ impl Api {
     }
 
     pub(super) async fn snapshot(&self, asked: Asked<'_>) -> Result<Response<Body>, Rejection> {
-        let log = self.shared.log_key.clone();
+        let shared = self.shared.clone();
         let found = self.read(&asked, "snapshot", move |reader| {
             let Some((version, note, state)) = reader.snapshot(u64::MAX)? else { return Ok(None) };
-            let signed = Note::parse(&note).and_then(|note| Snapshot::verify(&note, &log));
-            if signed.is_ok_and(|signed| (signed.version, signed.state_b3) == (version, B3::of(&state))) {
+            let hash = Some(&state).filter(|state| !state.is_empty()).map(|state| B3::of(state));
+            if is_signed(&shared, version, &note, hash)? {
                 return Ok(Some((version, note, state)));
             }
-            Err(StoreError::DamagedEntry { version, what: "the snapshot is not the one that was signed" })
+            Err(StoreError::Damaged(format!("the snapshot of version {version} was let go of meanwhile")))
         });
         let (version, note, state) = found.await?.ok_or_else(|| not_found("there is no snapshot yet"))?;
         let note = Value::from(String::from_utf8_lossy(&note).into_owned());

@@ -114,9 +114,19 @@ async fn a_snapshot_that_is_not_the_signed_one_is_not_served() {
     registry.shared.publish_checkpoint(make(&registry.shared, None).unwrap().0);
     let api = api(&registry);
     assert_eq!(get(&api, "/registry/snapshot").await.status(), 200);
-    registry.shared.store.spoil_snapshot(3);
+    let reader = registry.shared.store.reader().unwrap();
+    let (version, note, _) = reader.snapshot(u64::MAX).unwrap().unwrap();
+    let of_none = || crate::verifier::is_signed(&registry.shared, version, &note, None);
+    assert!(of_none().is_err_and(|error| error.is_damage()), "its state is gone and it is not");
+    registry.grow(2);
+    make(&registry.shared, None).unwrap();
+    registry.grow(1);
+    make(&registry.shared, None).unwrap();
+    let of_none = || crate::verifier::is_signed(&registry.shared, version, &note, None);
+    assert!(of_none().is_ok_and(|there| !there), "both were let go of");
+    registry.shared.store.spoil_snapshot(6);
     assert_eq!(get(&api, "/registry/snapshot").await.status(), 503);
-    assert_eq!(registry.shared.damage().unwrap().as_str(), "version 3 is damaged");
+    assert_eq!(registry.shared.damage().unwrap().as_str(), "version 6 is damaged");
 }
 
 #[tokio::test]
